@@ -1,0 +1,16 @@
+"""Fixtures that every test may use."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def reference_dir() -> Path:
+    """The folder of reference vectors ($BERT_MLPERF_REFERENCE, default ../shared); the test is skipped without it."""
+    root = Path(__file__).resolve().parents[1]
+    folder = Path(os.environ.get("BERT_MLPERF_REFERENCE", root.parent / "shared"))
+    if not (folder / "golden").is_dir():
+        pytest.skip(f"reference vectors not found: {folder}/golden (set BERT_MLPERF_REFERENCE)")
+    return folder
