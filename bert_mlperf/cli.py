@@ -1,0 +1,78 @@
+"""The command line: parse, call, print. Bad input is one sentence on stderr and exit code 2."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from bert_mlperf.errors import UserError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bert-mlperf", description="MLPerf Training BERT-Large: from text to a checked MLPerf log."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    launch = commands.add_parser("launch", help="train a system and check its log (what run_and_time.sh calls)")
+    launch.add_argument("system", nargs="?", default="systems/local-cpu.json", help="system file (default: %(default)s)")
+    launch.add_argument("--runs", type=int, default=1, help="number of timed runs, one after the other")
+    launch.add_argument("--results", type=Path, default=Path("results"), help="folder for results (default: results)")
+    launch.add_argument("--save", type=Path, metavar="DIR", help="keep the final weights in DIR/weights.pt")
+    _add_overrides(launch)
+
+    check = commands.add_parser("check", help="check result files with the official compliance checker")
+    check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="result_<n>.txt")
+    check.add_argument("--round", default="5.0.0", help="MLPerf round whose rules apply (default: %(default)s)")
+
+    doctor = commands.add_parser("doctor", help="print a resolved system and what is installed")
+    doctor.add_argument("--system", type=Path, default=Path("systems/local-cpu.json"), help="system file")
+    _add_overrides(doctor)
+    return parser
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override a value, e.g. run.recipe.base_learning_rate=0.001",
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "launch":
+        from bert_mlperf.launch import launch
+
+        return launch(
+            Path(options.system),
+            overrides=options.overrides,
+            runs=options.runs,
+            results=options.results,
+            save=options.save,
+        )
+    if options.command == "check":
+        from bert_mlperf.mlperf.check import main_check
+
+        return main_check(options.files, round_name=options.round)
+    from bert_mlperf.config.doctor import main_doctor
+
+    return main_doctor(options.system, overrides=options.overrides)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""`bert-mlperf launch`, behind run_and_time.sh: from a system file to a checked log.
+
+For each run: claim a result number, draw a seed, clear the caches, start the ranks with torchrun's agent, check the log,
+draw the curves, print the verdict. Bad input ends before any rank starts and before anything is written.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_mlperf.config.doctor import environment
+from bert_mlperf.config.system import DEMO, ResolvedSystem, load_system
+from bert_mlperf.errors import UserError
+
+DEMO_FOLDER = Path(".demo-data")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which node this launcher is, and where rank 0 is met."""
+
+    node: int
+    nodes: int
+    address: str
+    port: int  # 0: a free one, on a single node
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Paths that the ranks read, checked."""
+
+    train: Path
+    evaluation: Path
+    checkpoint: Path | None
+
+
+def launch(system_file: Path, *, overrides: list[str], runs: int, results: Path, save: Path | None) -> int:
+    """Runs a system `runs` times. Returns the exit code: 0 all runs ended with a valid log and their target reached,
+    1 otherwise, 2 bad input, 128 + n stopped by signal n."""
+    resolved = load_system(system_file, overrides)
+    for warning in resolved.warnings:
+        say(f"warning  {warning}")
+    if runs < 1:
+        raise UserError(f"--runs is {runs}, expected 1 or more")
+    place = find_place(resolved)
+    check_port(place)
+    results_dir = open_results(results / resolved.name / "bert")
+    say(describe_system(resolved))
+    inputs = prepare_inputs(resolved)
+    codes = []
+    for _ in range(runs):
+        codes.append(run_once(resolved, inputs, place, results_dir, save))
+        if codes[-1] > 1:
+            break
+    return max(codes)
+
+
+def find_place(resolved: ResolvedSystem) -> Place:
+    """This node among the system's nodes, from NODE_RANK and MASTER_ADDR (or Slurm's variables)."""
+    nodes, port = resolved.number_of_nodes, resolved.run.master_port
+    if nodes == 1:
+        return Place(0, 1, "127.0.0.1", port)
+    node, address = os.environ.get("NODE_RANK", os.environ.get("SLURM_NODEID")), os.environ.get("MASTER_ADDR")
+    if node is None or address is None or not node.isdigit() or int(node) >= nodes:
+        raise UserError(
+            f"system {resolved.name} has {nodes} nodes: start ./run_and_time.sh on each of them with NODE_RANK=0..{nodes - 1} "
+            f"and MASTER_ADDR=<address of node 0> (got NODE_RANK={node}, MASTER_ADDR={address})"
+        )
+    return Place(int(node), nodes, address, port)
+
+
+def check_port(place: Place) -> None:
+    """Raises UserError if the chosen port of node 0 is taken."""
+    if place.port == 0 or place.node != 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("" if place.nodes > 1 else place.address, place.port))
+        except OSError as error:
+            raise UserError(
+                f"port {place.port} (run.master_port) cannot be used on this node ({error.strerror}): "
+                "stop the process that holds it, or set another port (0 takes a free one on a single node)"
+            ) from error
+
+
+def open_results(folder: Path) -> Path:
+    """Creates the results folder and proves that files can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"results folder {folder} cannot be written ({error.strerror}): free the path, or give another with --results"
+        ) from error
+    return folder.resolve()
+
+
+def prepare_inputs(resolved: ResolvedSystem) -> Inputs:
+    """Makes the demo data if the system uses it, and checks data and checkpoint before any rank starts."""
+    from bert_mlperf.data.shards import inspect_shards
+
+    run, config = resolved.run, resolved.run.model
+    sets = {"train": run.data.train, "eval": run.data.eval}
+    if resolved.uses_demo_data:
+        from bert_mlperf.data_prep.demo_data import prepare_demo_data
+
+        demo = prepare_demo_data(DEMO_FOLDER)
+        sets = {key: str(demo / key) if value == DEMO else value for key, value in sets.items()}
+    train, evaluation = (
+        inspect_shards(
+            Path(sets[key]), vocab_size=config.vocab_size, max_length=config.max_position_embeddings, min_samples=least
+        )
+        for key, least in (("train", run.recipe.global_batch_size), ("eval", 1))
+    )
+    checkpoint = None if run.data.checkpoint is None else Path(run.data.checkpoint).resolve()
+    if checkpoint is not None:
+        from bert_mlperf.checkpoint.store import check_checkpoint
+
+        check_checkpoint(checkpoint, config)
+    say(
+        f"data     {train.num_samples:,} train / {evaluation.num_samples:,} eval samples, mean {train.mean_length:.0f} tokens, "
+        f"fingerprint {train.fingerprint[:12]} / {evaluation.fingerprint[:12]} | weights "
+        f"{'drawn' if checkpoint is None else checkpoint.name}"
+    )
+    return Inputs(Path(sets["train"]).resolve(), Path(sets["eval"]).resolve(), checkpoint)
+
+
+def run_once(resolved: ResolvedSystem, inputs: Inputs, place: Place, results: Path, save: Path | None) -> int:
+    """One timed run and its verdict."""
+    from bert_mlperf.train.context import RunContext
+
+    run = resolved.run
+    with run_folder(place, results) as (result_file, run_dir):
+        cleared, note = clear_caches()
+        context = RunContext(
+            system=resolved.system.model_dump(by_alias=True),
+            train_data=str(inputs.train),
+            eval_data=str(inputs.evaluation),
+            checkpoint=None if inputs.checkpoint is None else str(inputs.checkpoint),
+            evaluation_points=resolved.evaluation_points,
+            threads_per_rank=resolved.threads_per_rank,
+            seed=secrets.randbelow(2**31) if run.seed == "os" else run.seed,
+            run_dir=str(run_dir),
+            result_file=None if result_file is None else str(result_file),
+            cache_cleared=cleared,
+            cache_note=note,
+            save_dir=None if save is None else str(save.resolve()),
+        )
+        context.write(run_dir / "context.json")
+        (run_dir / "config.json").write_text(resolved.to_json())
+        (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
+        code = start_ranks(run_dir / "context.json", place, ranks_per_node=run.ranks_per_node)
+        if result_file is None:
+            return code
+        return finish(resolved, result_file, run_dir, code)
+
+
+@contextlib.contextmanager
+def run_folder(place: Place, results: Path) -> Iterator[tuple[Path | None, Path]]:
+    """(result_<n>.txt, run_<n>/) with the next free number on node 0; a temporary folder on the others."""
+    if place.node == 0:
+        yield claim_result(results)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield None, Path(folder)
+
+
+def claim_result(results: Path) -> tuple[Path, Path]:
+    """Creates the first free pair result_<n>.txt and run_<n>/ and returns it; whatever exists is left alone."""
+    number = 0
+    while True:
+        result_file, run_dir = results / f"result_{number}.txt", results / f"run_{number}"
+        number += 1
+        if result_file.exists():
+            continue
+        try:
+            run_dir.mkdir()
+            result_file.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return result_file, run_dir
+
+
+def clear_caches() -> tuple[bool, str]:
+    """Drops the page cache of this node if it may. Returns (done, what was done or why not)."""
+    try:
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+    except OSError as error:
+        return False, f"page cache not dropped: {os.strerror(error.errno or errno.EPERM)}"
+    return True, "sync; echo 3 > /proc/sys/vm/drop_caches"
+
+
+def start_ranks(context: Path, place: Place, *, ranks_per_node: int) -> int:
+    """Starts this node's ranks with torchrun's agent and waits for them. Returns their exit code; one line on stderr
+    names the rank at fault."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks set their own number
+    single = place.nodes == 1 and place.port == 0
+    config = LaunchConfig(
+        min_nodes=place.nodes,
+        max_nodes=place.nodes,
+        nproc_per_node=ranks_per_node,
+        run_id="bert-mlperf",
+        rdzv_backend="c10d" if single else "static",
+        rdzv_endpoint=f"{'localhost' if single else place.address}:{place.port}",
+        rdzv_configs={"timeout": 300} if single else {"timeout": 300, "rank": place.node},
+        max_restarts=0,
+        monitor_interval=0.2,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "bert_mlperf.train", str(context))
+    except SignalException as stopped:
+        say(f"stopped by {stopped.sigval.name}")
+        return 128 + int(stopped.sigval)
+    except ChildFailedError as failed:
+        return explain_failure(failed)
+    return 0
+
+
+def explain_failure(failed) -> int:
+    """Prints which rank ended the run and why; returns 2 if the cause was bad input, else 1."""
+    failures = failed.failures
+    killed = [rank for rank, f in failures.items() if f.exitcode < 0]
+    rank = killed[0] if killed else min(failures, key=lambda r: (failures[r].exitcode != 2, failures[r].timestamp))
+    failure = failures[rank]
+    if failure.exitcode < 0:
+        reason = f"was killed by {failure.signal_name()}"
+    else:
+        reason = f"failed: {failure.message.splitlines()[0] if failure.message else 'no reason given'}"
+    say(f"error: rank {rank} (process {failure.pid}) {reason}; all ranks have ended")
+    return 2 if failure.exitcode == 2 else 1
+
+
+def finish(resolved: ResolvedSystem, result_file: Path, run_dir: Path, code: int) -> int:
+    """Checks the log, draws the curves and prints both; the exit code of the run."""
+    from bert_mlperf.mlperf.check import check_log
+    from bert_mlperf.report.charts import draw_curves
+
+    say(f"log      {shown(result_file)}")
+    if code != 0:
+        return code
+    verdict = check_log(result_file)
+    say(f"verdict  {verdict}")
+    say(f"picture  {shown(draw_curves(run_dir))}")
+    return 0 if verdict.ok and verdict.target_met else 1
+
+
+def describe_system(resolved: ResolvedSystem) -> str:
+    system, run = resolved.system, resolved.run
+    return (
+        f"system   {resolved.name}: {system.number_of_nodes} node x {run.ranks_per_node} ranks, {run.device}, "
+        f"{run.precision} | model {run.model.name} ({system.division} division) | "
+        f"batch {run.recipe.global_batch_size}, rate {run.recipe.base_learning_rate:g}"
+    )
+
+
+def shown(path: Path) -> str:
+    """The path as a person would type it here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""BERT for pre-training as the MLPerf reference defines it, on unpadded batches.
+
+Legend: B samples, M masked tokens, Q = B + M rows, H hidden, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bert_mlperf.config.model import ModelConfig
+from bert_mlperf.model.batch import Batch
+from bert_mlperf.model.encoder import Embeddings, Encoder
+from bert_mlperf.model.heads import MaskedLmHead, NextSentenceHead
+
+MASKED_LM_EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Sums over the samples of one micro-batch (0-dimensional fp32 tensors)."""
+
+    masked_lm_sum: Tensor
+    next_sentence_sum: Tensor
+
+    def of_global_batch(self, num_masked: int, num_samples: int) -> Tensor:
+        """This micro-batch's share of the loss: MLM sum / (masked tokens + 1e-5) + NSP sum / samples, counts of the
+        global batch. Summed over all ranks and micro-batches it is the reference's loss on one replica."""
+        return self.masked_lm_sum / (num_masked + MASKED_LM_EPSILON) + self.next_sentence_sum / num_samples
+
+
+class BertForPreTraining(nn.Module):
+    """Embeddings, encoder and the two heads."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.masked_lm = MaskedLmHead(config)
+        self.next_sentence = NextSentenceHead(config)
+
+    def logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Masked-LM logits [M, V] and next-sentence logits [B, 2] in the compute dtype."""
+        x_QH = self.encoder(self.embeddings(batch), batch)
+        masked_MV = self.masked_lm(x_QH.index_select(0, batch.masked_rows_M), self.embeddings.word.weight)
+        next_B2 = self.next_sentence(x_QH.index_select(0, batch.cls_rows_B))
+        return masked_MV, next_B2
+
+    def forward(self, batch: Batch) -> Losses:
+        """Both losses as fp32 sums of -log softmax(logits)[label]; 0 for a batch without masked tokens."""
+        masked_MV, next_B2 = self.logits(batch)
+        return Losses(
+            masked_lm_sum=F.cross_entropy(masked_MV.float(), batch.masked_labels_M, reduction="sum"),
+            next_sentence_sum=F.cross_entropy(next_B2.float(), batch.next_sentence_labels_B, reduction="sum"),
+        )
+
+    def count_correct(self, batch: Batch) -> Tensor:
+        """Masked tokens whose arg-max is the label, as int64 (0-dimensional)."""
+        masked_MV, _ = self.logits(batch)
+        return (masked_MV.argmax(-1) == batch.masked_labels_M).sum()
+
+
+def build_model(config: ModelConfig, *, seed: int) -> BertForPreTraining:
+    """A model in fp32 with weights drawn as the reference draws them: matrices and embeddings from a normal
+    distribution of standard deviation `initializer_range` cut at two standard deviations, biases 0, LayerNorm 1 and 0.
+    """
+    with torch.device("meta"):
+        model = BertForPreTraining(config)
+    model.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            deviation = config.initializer_range
+            nn.init.trunc_normal_(
+                module.weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator
+            )
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+    nn.init.zeros_(model.masked_lm.bias)
+    return model

@@ -1,0 +1,105 @@
+"""One rank's whole run: initialise, start the clock, train, stop the clock."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from bert_mlperf.checkpoint.store import save_weights
+from bert_mlperf.comm.process_group import RankInfo, open_process_group
+from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.config.system import System
+from bert_mlperf.data.shards import ShardSet
+from bert_mlperf.errors import UserError
+from bert_mlperf.mlperf.log import MlperfLog
+from bert_mlperf.model.tensors import tensor_specs
+from bert_mlperf.report.metrics import MetricsWriter
+from bert_mlperf.report.progress import Progress
+from bert_mlperf.train import setup
+from bert_mlperf.train.context import RunContext
+from bert_mlperf.train.loop import Outcome, TrainLoop, peak_over_ranks
+from bert_mlperf.train.step import TrainState
+
+
+def run_rank(context: RunContext, info: RankInfo, log: MlperfLog) -> Outcome:
+    """Everything between init_start and run_stop. The training data is first opened after run_start."""
+    system = System.model_validate(context.system)
+    run = system.run
+    check_world_size(system, info)
+    started = time.perf_counter()
+    log.cache_clear(context.cache_cleared, context.cache_note)
+    log.init_start()
+    device = setup.pick_device(run, info, threads=context.threads_per_rank)
+    open_process_group(info, device, timeout_s=run.timeout_s)
+    reduction = FlatReduction(rank=info.rank, world_size=info.world_size)
+    seed = setup.shared_seed(context.seed, reduction, device)
+    log.submission(system)
+    log.hyperparameters(run, seed)
+    state = setup.build_state(run, reduction, device, seed=seed, checkpoint=context.checkpoint)
+    log.weights_initialization([spec.name for spec in tensor_specs(run.model)])
+    built = time.perf_counter()
+    setup.warm_up(state, run)
+    say(info, f"init     {time.perf_counter() - started:.1f} s (build {built - started:.1f}, "
+              f"warm-up {time.perf_counter() - built:.1f})")  # fmt: skip
+    reduction.sum(torch.zeros(1, device=device))  # the clock starts when every rank is ready
+    log.init_stop()
+
+    log.run_start()
+    started = time.perf_counter()
+    outcome = train_to_target(context, system, state, info, log, seed=seed)
+    seconds = time.perf_counter() - started
+    memory = peak_over_ranks(state, setup.peak_memory_gib())
+    report_end(outcome, seconds, memory, target=run.target_accuracy, info=info)
+    if context.save_dir is not None and info.rank == 0:
+        path = save_weights(Path(context.save_dir), run.model, state.flat.split(state.flat.master_weights))
+        say(info, f"weights  {path}")
+    return outcome
+
+
+def check_world_size(system: System, info: RankInfo) -> None:
+    """Raises UserError if other ranks were started than the system asks for."""
+    nodes, per_node = int(system.number_of_nodes), system.run.ranks_per_node
+    if info.world_size != nodes * per_node:
+        raise UserError(
+            f"{info.world_size} ranks were started, system {system.system_name} wants {nodes} nodes x {per_node} ranks = "
+            f"{nodes * per_node}: start it with ./run_and_time.sh, or correct number_of_nodes or run.ranks_per_node"
+        )
+
+
+def train_to_target(
+    context: RunContext, system: System, state: TrainState, info: RankInfo, log: MlperfLog, *, seed: int
+) -> Outcome:
+    """Opens the data, trains and evaluates; ends with run_stop in the log."""
+    run = system.run
+    with ShardSet.open(context.train_data) as train, ShardSet.open(context.eval_data) as evaluation:
+        points = context.evaluation_points
+        progress = Progress(total_samples=points[-1], target=run.target_accuracy, active=info.rank == 0)
+        metrics = MetricsWriter(Path(context.run_dir) if info.rank == 0 else None)
+        batches = setup.evaluation_batches(run, evaluation, info)
+        log.epoch_start(state.samples)
+        with setup.open_loader(run, train, info, seed=seed) as loader, metrics, progress:
+            loop = TrainLoop(state, loader, batches, log, metrics, progress, report_every_s=run.progress_interval_s)
+            outcome = loop.run(points, run.target_accuracy)
+        log.epoch_stop(state.samples)
+        log.train_samples(state.samples)
+        log.eval_samples(evaluation.num_samples)
+        log.run_stop("success" if outcome.reached else "aborted", state.samples)
+    return outcome
+
+
+def report_end(outcome: Outcome, seconds: float, memory_gib: float, *, target: float | None, info: RankInfo) -> None:
+    """The closing line on stderr."""
+    if target is None:
+        verdict = f"trained  {outcome.samples:,} samples, accuracy {outcome.accuracy:.4f} (no target)"
+    else:
+        word, sign = ("reached ", ">=") if outcome.reached else ("missed  ", "<")
+        verdict = f"{word} {outcome.accuracy:.4f} {sign} {target:.4g} at {outcome.samples:,} samples"
+    rate = outcome.samples / seconds
+    say(info, f"{verdict} | run {seconds:.1f} s | total {rate:,.1f} samples/s | peak memory {memory_gib:.2f} GiB per rank")
+
+
+def say(info: RankInfo, text: str) -> None:
+    """A line on stderr, from rank 0 alone."""
+    if info.rank == 0:
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,134 @@
+"""Builds what a run needs: device, state, warm-up, data. Each builder is called once, by `train.run`."""
+
+import resource
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bert_mlperf.checkpoint.store import load_weights
+from bert_mlperf.comm.process_group import RankInfo
+from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.config.system import Run
+from bert_mlperf.data.loader import Loader, StepSamples, evaluation_samples
+from bert_mlperf.data.samples import Samples
+from bert_mlperf.data.shards import ShardSet
+from bert_mlperf.errors import UserError
+from bert_mlperf.model.batch import Batch, make_batch
+from bert_mlperf.model.bert import build_model
+from bert_mlperf.model.tensors import tensor_specs
+from bert_mlperf.optim.flat import FlatParameters
+from bert_mlperf.optim.lamb import Lamb, LambTensor
+from bert_mlperf.train.step import TrainState, train_step
+
+
+def pick_device(run: Run, info: RankInfo, *, threads: int) -> torch.device:
+    """The device of this rank; on the CPU with `threads` threads."""
+    wants_cuda = run.device == "cuda" or (run.device == "auto" and torch.cuda.is_available())
+    if not wants_cuda:
+        torch.set_num_threads(threads)
+        return torch.device("cpu")
+    if info.local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"rank {info.rank} needs CUDA device {info.local_rank}, this node has {torch.cuda.device_count()}: "
+            "set run.ranks_per_node to the number of devices or run.device to cpu"
+        )
+    torch.cuda.set_device(info.local_rank)
+    return torch.device("cuda", info.local_rank)
+
+
+def shared_seed(seed: int, reduction: FlatReduction, device: torch.device) -> int:
+    """The seed of rank 0, on every rank."""
+    seed_1 = torch.tensor([seed], dtype=torch.int64, device=device)
+    reduction.broadcast(seed_1)
+    return int(seed_1.item())
+
+
+def derived_seed(seed: int, purpose: str, rank: int = 0) -> int:
+    """An independent 63-bit seed for one purpose (weights, order, dropout) and rank, from the run's one seed."""
+    words = np.random.SeedSequence([seed, rank, *purpose.encode()]).generate_state(1, dtype=np.uint64)
+    return int(words[0] >> np.uint64(1))
+
+
+def build_state(
+    run: Run, reduction: FlatReduction, device: torch.device, *, seed: int, checkpoint: str | None
+) -> TrainState:
+    """Model, flat buffers and optimizer; weights drawn or from the checkpoint (rank 0 reads it), equal on all ranks.
+    Moments and step start at zero whatever the checkpoint holds."""
+    config = run.model
+    model = build_model(config, seed=derived_seed(seed, "weights")).to(device)
+    flat = FlatParameters(model, precision=run.precision)
+    if checkpoint is not None and reduction.rank == 0:
+        flat.load(load_weights(Path(checkpoint), config))
+    reduction.broadcast(flat.master_weights)
+    flat.publish()
+    weights, gradients = flat.split(flat.master_weights), flat.split(flat.master_gradients)
+    tensors = [LambTensor(s.name, s.of(weights), s.of(gradients), s.adapted) for s in tensor_specs(config)]
+    torch.manual_seed(derived_seed(seed, "dropout", reduction.rank))
+    return TrainState(model, flat, Lamb(tensors, run.recipe), reduction, run.recipe, device)
+
+
+def synthetic_samples(num_samples: int, length: int, vocab_size: int) -> Samples:
+    """Samples of one length with ids drawn from a fixed stream and 15% masked: for warm-up, not for learning."""
+    generator = np.random.default_rng(0)
+    masked_per_sample = max(1, min(76, round(0.15 * length)))
+    positions = np.arange(masked_per_sample) * length // masked_per_sample
+    return Samples(
+        input_ids=generator.integers(0, vocab_size, num_samples * length),
+        segment_ids=np.zeros(num_samples * length, dtype=np.uint8),
+        offsets=np.arange(num_samples + 1) * length,
+        masked_positions=np.tile(positions, num_samples),
+        masked_ids=generator.integers(0, vocab_size, num_samples * masked_per_sample),
+        masked_offsets=np.arange(num_samples + 1) * masked_per_sample,
+        next_sentence_labels=np.zeros(num_samples, dtype=np.uint8),
+    )
+
+
+def warm_up(state: TrainState, run: Run) -> None:
+    """One full step on synthetic samples with learning rate 0: weights, moments, counters and random state end as
+    they were."""
+    config, world_size = run.model, state.reduction.world_size
+    samples = synthetic_samples(run.micro_batch_size, config.max_position_embeddings, config.vocab_size)
+    step = StepSamples(
+        step=0,
+        micro_batches=[make_batch(samples)],
+        global_samples=samples.num_samples * world_size,
+        global_masked=samples.num_masked * world_size,
+        global_tokens=samples.num_tokens * world_size,
+    )
+    recipe, state.recipe = state.recipe, state.recipe.model_copy(update={"base_learning_rate": 0.0})
+    devices = [state.device] if state.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        train_step(state, step)
+    state.check_finite()
+    state.recipe = recipe
+    state.flat.zero_gradients()
+    state.optimizer.reset()
+    state.step, state.samples, state.last_norm = 0, 0, None
+
+
+def open_loader(run: Run, shards: ShardSet, info: RankInfo, *, seed: int) -> Loader[Batch]:
+    return Loader(
+        shards,
+        seed=derived_seed(seed, "order"),
+        global_batch_size=run.recipe.global_batch_size,
+        micro_batch_size=run.micro_batch_size,
+        accumulation_steps=run.gradient_accumulation_steps,
+        rank=info.rank,
+        world_size=info.world_size,
+        vocab_size=run.model.vocab_size,
+        collate=make_batch,
+    )
+
+
+def evaluation_batches(run: Run, shards: ShardSet, info: RankInfo) -> list[Batch]:
+    """This rank's evaluation samples as micro-batches, sorted by length so that little is computed on padding."""
+    samples = evaluation_samples(shards, info.rank, info.world_size)
+    order = np.argsort(samples.lengths, kind="stable")
+    size = run.micro_batch_size
+    return [make_batch(samples.take(order[start : start + size])) for start in range(0, len(order), size)]
+
+
+def peak_memory_gib() -> float:
+    """Largest resident memory of this process so far, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,0 +1,95 @@
+"""One training step, top to bottom."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.config.recipe import Recipe
+from bert_mlperf.data.loader import StepSamples
+from bert_mlperf.model.batch import Batch
+from bert_mlperf.model.bert import MASKED_LM_EPSILON, BertForPreTraining
+from bert_mlperf.optim.flat import FlatParameters
+from bert_mlperf.optim.lamb import Lamb, clip_by_global_norm
+from bert_mlperf.optim.schedule import learning_rate
+
+
+class NotFiniteError(RuntimeError):
+    """The gradient of a step is Inf or NaN; the run cannot go on."""
+
+
+@dataclass
+class TrainState:
+    """Everything a step reads and changes."""
+
+    model: BertForPreTraining
+    flat: FlatParameters
+    optimizer: Lamb
+    reduction: FlatReduction
+    recipe: Recipe
+    device: torch.device
+    step: int = 0  # updates done; the learning rate of the next update is that of this step
+    samples: int = 0  # samples of all ranks trained on so far
+    last_norm: Tensor | None = None  # gradient norm of the last step, still on the device
+
+    def check_finite(self) -> None:
+        """Raises NotFiniteError if the last step's gradient was not finite. Called one step later, so that the host
+        waits for a step that is over; the weights are lost by then, the log and the error are not."""
+        if self.last_norm is None or math.isfinite(self.last_norm.item()):
+            return
+        bad = [t.name for t in self.optimizer.tensors if not torch.isfinite(t.gradient).all()]
+        raise NotFiniteError(
+            f"the gradient of step {self.step - 1} is not finite (norm {self.last_norm.item()}, "
+            f"first in {bad[0] if bad else 'the norm itself'}): lower the learning rate or look at the data of this step"
+        )
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step says of itself; tensors stay on the device until somebody reads them."""
+
+    masked_lm_loss: Tensor  # of the global batch, before the update
+    next_sentence_loss: Tensor
+    gradient_norm: Tensor  # before clipping
+    learning_rate: float
+
+    @property
+    def loss(self) -> Tensor:
+        return self.masked_lm_loss + self.next_sentence_loss
+
+
+def train_step(state: TrainState, step: StepSamples[Batch]) -> StepResult:
+    """Forward and backward of each micro-batch, one reduction, clip, update.
+
+    Losses are sums divided by the counts of the global batch, which every rank knows from the data order, so the sum
+    of the gradients over ranks and micro-batches is the gradient of the global batch however it was split.
+    """
+    state.check_finite()
+    state.model.train()
+    state.flat.zero_gradients()
+    sums_2 = torch.zeros(2, dtype=torch.float64, device=state.device)
+    for batch in step.micro_batches:
+        losses = state.model(batch.to(state.device))
+        losses.of_global_batch(step.global_masked, step.global_samples).backward()
+        state.flat.accumulate()
+        sums_2 += torch.stack([losses.masked_lm_sum, losses.next_sentence_sum]).detach()
+
+    state.reduction.sum(state.flat.master_gradients)
+    state.reduction.sum(sums_2)
+    gradients = [tensor.gradient for tensor in state.optimizer.tensors]
+    norm = clip_by_global_norm(gradients, state.flat.master_gradients)
+
+    rate = learning_rate(state.step, state.recipe)
+    state.optimizer.step(rate)
+    state.flat.publish()
+    state.step += 1
+    state.samples += step.global_samples
+    state.last_norm = norm
+    return StepResult(
+        masked_lm_loss=sums_2[0] / (step.global_masked + MASKED_LM_EPSILON),
+        next_sentence_loss=sums_2[1] / step.global_samples,
+        gradient_norm=norm,
+        learning_rate=rate,
+    )

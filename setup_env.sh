@@ -1,0 +1,26 @@
+# Sourced by run_and_time.sh and run_tests.sh: sets PYTHON to an interpreter that has what is needed.
+#   use_python MODULE EXTRAS...   EXTRAS e.g. "" or "[test,tf]"; a .venv is made unless `python3` can import MODULE already
+use_python() {
+    local module=$1 extras=$2 stamp
+    if [ ! -d .venv ] && python3 -c "import bert_mlperf.kernels, $module" 2>/dev/null; then
+        PYTHON=python3
+        return
+    fi
+    PYTHON=.venv/bin/python
+    stamp=.venv/.installed$extras-$(cat pyproject.toml constraints.txt | cksum | tr ' ' -)
+    [ -e "$stamp" ] && return
+    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        echo "error: python3 is $(python3 --version 2>&1), bert-mlperf needs Python 3.11 or newer" >&2
+        exit 2
+    fi
+    echo "install  bert-mlperf$extras into .venv (once, a few minutes)" >&2
+    local start=$SECONDS
+    python3 -m venv .venv || exit 1
+    if ! $PYTHON -m pip install --quiet --constraint constraints.txt --editable ".$extras" >.venv/install.log 2>&1; then
+        tail -n 20 .venv/install.log >&2
+        echo "error: the installation failed, see .venv/install.log" >&2
+        exit 1
+    fi
+    touch "$stamp"
+    echo "install  done in $((SECONDS - start)) s" >&2
+}
