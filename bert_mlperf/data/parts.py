@@ -1,0 +1,147 @@
+"""The files of a data set: which they are, their layout, and what each of them holds."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bert_mlperf.data.published import detect_layout, read_published
+from bert_mlperf.data.samples import Samples, check_token_ids
+from bert_mlperf.data.shard_file import LAYOUT, ShardHeader, canonical, digest, map_samples, read_header
+from bert_mlperf.errors import UserError
+
+_SUFFIXES = {".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords"}
+_NUMBERED = re.compile(r"part[-_](\d+)[-_]of[-_](\d+)")
+
+
+@dataclass(frozen=True)
+class PartSummary:
+    """Counts and checksum of one file."""
+
+    num_samples: int
+    num_tokens: int
+    num_masked: int
+    max_length: int  # tokens of the longest sample
+    sha256: str  # hex, `shard_file.digest` of the samples in the dtypes of our shards
+
+
+class Part(Protocol):
+    """One file of a set."""
+
+    path: Path
+    num_bytes: int  # of its arrays
+
+    def samples(self) -> Samples:
+        """All samples of the file, mapped or in memory."""
+
+    def inspect(self, *, vocab_size: int, max_length: int, verify: bool) -> PartSummary:
+        """What the file holds. Raises UserError if a model of `vocab_size` and `max_length` cannot take it; `verify`
+        reads every sample and compares the checksum, without it the header is believed."""
+
+
+class MappedPart:
+    """A shard of ours, mapped when it is used."""
+
+    def __init__(self, header: ShardHeader) -> None:
+        self.path = header.path
+        self.header = header
+        self.num_bytes = header.num_bytes
+
+    def samples(self) -> Samples:
+        return map_samples(self.header)
+
+    def inspect(self, *, vocab_size: int, max_length: int, verify: bool) -> PartSummary:
+        header = self.header
+        if verify:
+            samples = self.samples()
+            if digest(samples) != header.sha256:
+                raise UserError(
+                    f"{self.path}: the content does not match its sha256 ({header.sha256[:12]}...), so the file was "
+                    "changed or damaged; copy it again or prepare the data again."
+                )
+            samples.validate(vocab_size, max_length, where=str(self.path))
+        check_token_ids(header.max_token_id, header.max_token_id, vocab_size, where=str(self.path))
+        if header.max_length > max_length:
+            raise UserError(
+                f"{self.path} holds samples of up to {header.max_length} tokens, expected at most {max_length} (the "
+                "positions of the model); prepare the data with this length or choose another model."
+            )
+        return PartSummary(header.num_samples, header.num_tokens, header.num_masked, header.max_length, header.sha256)
+
+
+class MemoryPart:
+    """A file of a published layout, read whole."""
+
+    def __init__(self, path: Path, samples: Samples) -> None:
+        self.path = path
+        self.num_bytes = 0  # it is in memory already
+        self._samples = samples
+
+    def samples(self) -> Samples:
+        return self._samples
+
+    def inspect(self, *, vocab_size: int, max_length: int, verify: bool) -> PartSummary:
+        samples = self._samples
+        samples.validate(vocab_size, max_length, where=str(self.path))
+        return PartSummary(
+            num_samples=samples.num_samples,
+            num_tokens=samples.num_tokens,
+            num_masked=samples.num_masked,
+            max_length=int(samples.lengths.max()),
+            sha256=digest(canonical(samples, vocab_size=vocab_size)),
+        )
+
+
+def open_parts(path: str | Path) -> tuple[str, list[Part]]:
+    """The layout of `path` and its files in the order of their samples.
+
+    Raises UserError, naming the file, if it is missing, truncated, foreign or of another layout than its neighbours.
+    """
+    files = find_shards(path)
+    first = detect_layout(files[0])
+    for file in files[1:]:
+        layout = detect_layout(file)
+        if layout != first:
+            raise UserError(
+                f"{file.parent} mixes layouts: {files[0].name} is {first}, {file.name} is {layout}; keep one layout in "
+                "a folder."
+            )
+    if first == LAYOUT:
+        return first, [MappedPart(read_header(file)) for file in files]
+    return first, [MemoryPart(file, read_published(file, first)) for file in files]
+
+
+def find_shards(path: str | Path) -> list[Path]:
+    """The shard files at `path` in sorted order: the file itself, or of a folder all files that are named like shards
+    (part-<i>-of-<n> or part_<i>_of_<n> with or without ending, or ending in .hdf5, .hdf, .h5, .tfrecord, .tfrecords).
+
+    Raises UserError if there are none, or if some of a numbered set are missing.
+    """
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"the data path {path} does not exist; give a folder of shards or one shard file.")
+    names = sorted(item.name for item in path.iterdir() if item.is_file() and not item.name.startswith("."))
+    found = [name for name in names if Path(name).suffix in _SUFFIXES or _NUMBERED.fullmatch(name)]
+    if not found:
+        content = f"it holds {', '.join(names[:3])}" if names else "it is empty"
+        raise UserError(
+            f"the folder {path} has no shards ({content}); expected files like part_00000_of_00004.hdf5 or "
+            "part-00000-of-00500: prepare the data or give another folder."
+        )
+    _check_complete(path, found)
+    return [path / name for name in found]
+
+
+def _check_complete(folder: Path, names: list[str]) -> None:
+    """Raises UserError unless the files that say `i of n` are all n of them."""
+    numbered = [match.groups() for name in names if (match := _NUMBERED.match(name))]
+    for total in sorted({total for _, total in numbered}):
+        missing = sorted(set(range(int(total))) - {int(index) for index, of in numbered if of == total})
+        if missing:
+            raise UserError(
+                f"the folder {folder} has {int(total) - len(missing)} of {int(total)} shards, number {missing[0]} is "
+                "missing (they count from 0); copy the missing ones, or give the files new names if a part of the set "
+                "is wanted."
+            )

@@ -1,0 +1,156 @@
+"""Samples as flat ragged arrays: how training examples travel from shards to the model.
+
+Legend: n samples, T tokens of all of them, M masked positions of all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_mlperf.errors import UserError
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Flat ragged samples: sample i owns tokens [offsets[i], offsets[i+1]) and predictions
+    [masked_offsets[i], masked_offsets[i+1])."""
+
+    input_ids: np.ndarray  # unsigned or signed integer [T]
+    segment_ids: np.ndarray  # uint8 [T], 0 or 1
+    offsets: np.ndarray  # int64 [n+1], offsets[0] = 0
+    masked_positions: np.ndarray  # integer [M], position inside the sample
+    masked_ids: np.ndarray  # integer [M], the original token ids
+    masked_offsets: np.ndarray  # int64 [n+1], masked_offsets[0] = 0
+    next_sentence_labels: np.ndarray  # uint8 [n]; 0 = real next segment, 1 = random one
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.next_sentence_labels)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_masked(self) -> int:
+        return len(self.masked_ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens per sample, int64 [n]."""
+        return np.diff(self.offsets)
+
+    @property
+    def masked_counts(self) -> np.ndarray:
+        """Masked positions per sample, int64 [n]."""
+        return np.diff(self.masked_offsets)
+
+    def take(self, ids: np.ndarray) -> "Samples":
+        """The samples `ids` (integer [k], each in [0, n), repeats allowed) in that order, as new arrays."""
+        ids = np.asarray(ids, dtype=np.int64)
+        token_index, offsets = _ragged_index(self.offsets, ids)
+        masked_index, masked_offsets = _ragged_index(self.masked_offsets, ids)
+        return Samples(
+            input_ids=self.input_ids[token_index],
+            segment_ids=self.segment_ids[token_index],
+            offsets=offsets,
+            masked_positions=self.masked_positions[masked_index],
+            masked_ids=self.masked_ids[masked_index],
+            masked_offsets=masked_offsets,
+            next_sentence_labels=self.next_sentence_labels[ids],
+        )
+
+    def validate(self, vocab_size: int, max_length: int, *, where: str = "the samples") -> None:
+        """Raises UserError, naming `where` and the first bad sample, unless every sample has 1..max_length tokens,
+        every token id (masked ones included) is in [0, vocab_size), every masked position lies inside its sample, and
+        segment ids and next-sentence labels are 0 or 1."""
+        self.check_structure(where=where)
+        self._check_lengths(max_length, where)
+        for ids in (self.input_ids, self.masked_ids):
+            if len(ids):
+                check_token_ids(int(ids.min()), int(ids.max()), vocab_size, where=where)
+        outside = (self.masked_positions < 0) | (self.masked_positions >= np.repeat(self.lengths, self.masked_counts))
+        if outside.any():
+            at = int(np.argmax(outside))
+            sample = int(np.searchsorted(self.masked_offsets, at, side="right")) - 1
+            raise UserError(
+                f"{where}: masked position {self.masked_positions[at]} of sample {sample} lies outside its "
+                f"{self.lengths[sample]} tokens; the file is damaged, prepare it again."
+            )
+        for name, values in (("segment id", self.segment_ids), ("next-sentence label", self.next_sentence_labels)):
+            if len(values) and (values.min() < 0 or values.max() > 1):
+                raise UserError(
+                    f"{where}: a {name} is {values.max() if values.max() > 1 else values.min()}, expected 0 or 1; "
+                    "the file is damaged or of another task, prepare it again."
+                )
+
+    def check_structure(self, *, where: str) -> None:
+        """Raises UserError, naming `where`, unless the offsets cut the other arrays into samples."""
+        n = self.num_samples
+        consistent = (
+            len(self.offsets) == len(self.masked_offsets) == n + 1
+            and len(self.segment_ids) == self.num_tokens
+            and len(self.masked_positions) == self.num_masked
+            and _is_partition(self.offsets, self.num_tokens)
+            and _is_partition(self.masked_offsets, self.num_masked)
+        )
+        if not consistent:
+            raise UserError(
+                f"{where}: the offsets do not cut {self.num_tokens} tokens and {self.num_masked} masked positions into "
+                f"{n} samples; the file is damaged, prepare it again."
+            )
+
+    def _check_lengths(self, max_length: int, where: str) -> None:
+        lengths = self.lengths
+        bad = (lengths > max_length) | (lengths < 1)
+        if bad.any():
+            sample = int(np.argmax(bad))
+            raise UserError(
+                f"{where}: sample {sample} has {lengths[sample]} tokens, expected 1 to {max_length} (the positions of "
+                "the model); prepare the data with this length or choose another model."
+            )
+
+
+def check_token_ids(lowest: int, highest: int, vocab_size: int, *, where: str) -> None:
+    """Raises UserError, naming `where`, unless token ids from `lowest` to `highest` are in [0, vocab_size)."""
+    if lowest < 0 or highest >= vocab_size:
+        raise UserError(
+            f"{where}: token id {highest if highest >= vocab_size else lowest} lies outside the vocabulary of the "
+            f"model (0 to {vocab_size - 1}); use the data that belongs to this model or the model of this data."
+        )
+
+
+def concatenate(parts: Sequence[Samples]) -> Samples:
+    """All samples of `parts` (at least one) in that order."""
+    assert parts, "nothing to concatenate"
+    if len(parts) == 1:
+        return parts[0]
+    return Samples(
+        input_ids=np.concatenate([part.input_ids for part in parts]),
+        segment_ids=np.concatenate([part.segment_ids for part in parts]),
+        offsets=offsets_of(np.concatenate([part.lengths for part in parts])),
+        masked_positions=np.concatenate([part.masked_positions for part in parts]),
+        masked_ids=np.concatenate([part.masked_ids for part in parts]),
+        masked_offsets=offsets_of(np.concatenate([part.masked_counts for part in parts])),
+        next_sentence_labels=np.concatenate([part.next_sentence_labels for part in parts]),
+    )
+
+
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """int64 [n+1]: 0 and the running sums of `lengths` (integer [n])."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _ragged_index(offsets: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the values of rows `ids` one after the other, and the offsets of the rows taken."""
+    starts = offsets[ids]
+    lengths = offsets[ids + 1] - starts
+    taken = offsets_of(lengths)
+    return np.arange(taken[-1]) + np.repeat(starts - taken[:-1], lengths), taken
+
+
+def _is_partition(offsets: np.ndarray, total: int) -> bool:
+    return bool(offsets[0] == 0 and offsets[-1] == total and (np.diff(offsets) >= 0).all())
