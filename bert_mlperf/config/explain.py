@@ -99,7 +99,7 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
     """A type and its bounds in words: 'a number >= 0 and < 1'."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return " or ".join(_kind(member, metadata) for member in arguments if member is not type(None))
+        return " or ".join("null" if member is type(None) else _kind(member, metadata) for member in arguments)
     if origin is Annotated:
         inner = [item for info in arguments[1:] for item in (info.metadata if isinstance(info, FieldInfo) else [info])]
         return _kind(arguments[0], inner)

@@ -36,8 +36,9 @@ class MlperfLog:
 
     def __init__(self, path: str | Path | None, *, division: str | None = None) -> None:
         self._division = division
-        self._once: set[str] = set()
+        self._written: set[str] = set()  # keys
         self._first_epoch_num = 0
+        self._samples = 0  # training samples at the last event that had them
         self._handler = None if path is None else _open(Path(path))
         if self._handler is not None:
             logger = logging.Logger(f"{NAMESPACE}.mllog", level=logging.INFO)
@@ -48,6 +49,12 @@ class MlperfLog:
         """Close the file; events that follow are errors."""
         if self._handler is not None:
             self._handler.close()
+
+    def close_aborted(self) -> None:
+        """Close the file; a run that has started and not stopped is stopped first, as aborted."""
+        if "run_start" in self._written and "run_stop" not in self._written:
+            self.run_stop("aborted", self._samples)
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -179,9 +186,10 @@ class MlperfLog:
 
     def _write(self, method: str, key: str, value: Any, once: bool, metadata: dict[str, Any]) -> None:
         plain_value, plain_metadata = _plain(key, value), _plain(key, metadata)
-        if once and key in self._once:
+        if once and key in self._written:
             raise ValueError(f"{key} was written to this log already; the rules allow it once.")
-        self._once.add(key)
+        self._written.add(key)
+        self._samples = plain_metadata.get("samples_count", self._samples)
         if self._handler is not None:
             write = getattr(self._mllogger, method)
             write(key, plain_value, metadata=plain_metadata, stack_offset=CALLER_OF_METHOD)
