@@ -137,9 +137,9 @@ def _read_variable(path: Path) -> Samples:
     if damaged.any():
         row = int(np.argmax(damaged))
         raise UserError(
-            f"{path}: {int(damaged.sum())} of {len(lengths)} rows are damaged (the first is row {row} with "
-            f"{lengths[row]} tokens): they are empty, cut or padded, as the published converter writes them under numpy 2 "
-            "or newer, where its int8 sum of the mask overflows; convert the fixed-length files again under numpy 1."
+            f"{path}: {int(damaged.sum())} of {len(lengths)} rows are damaged (the first is row {row} of "
+            f"{lengths[row]} tokens): they are empty, cut or padded, as the published converter leaves them under "
+            "numpy 2 or newer, where its int8 sum of the mask overflows; convert the files again with numpy 1."
         )
     real = positions != 0
     owner = np.repeat(np.arange(len(counts)), counts)[real]

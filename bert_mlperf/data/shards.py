@@ -21,10 +21,12 @@ _OPEN_MAPS = 256  # files mapped at a time: well below the usual limit of 1,024 
 class ShardSet:
     """Samples under global ids 0..num_samples-1: the files in sorted order of their names, one behind the other.
 
-    `lengths` and `masked_counts` (int32 [num_samples]) are tokens and masked positions of each sample.
+    `path` and `layout` say where they come from; `lengths` and `masked_counts` (int32 [num_samples]) are tokens and
+    masked positions of each sample.
     """
 
     def __init__(self, path: str | Path, *, vocab_size: int, max_length: int) -> None:
+        self.path = Path(path)
         self.layout, self._parts = open_parts(path)
         self._vocab_size = vocab_size
         self._max_length = max_length

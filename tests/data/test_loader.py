@@ -1,0 +1,211 @@
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bert_mlperf.data import loader as loader_module
+from bert_mlperf.data.loader import Loader, StepSamples, evaluation_samples
+from bert_mlperf.data.order import global_batch_ids
+from bert_mlperf.data.samples import Samples
+from bert_mlperf.data.shards import ShardSet, write_shard
+from bert_mlperf.errors import UserError
+from tests.data.files import MAX_LENGTH, VOCAB_SIZE, make_samples
+
+NUM_SAMPLES = 50
+
+
+@pytest.fixture(params=[1, 2, 3], ids=["1 file", "2 files", "3 files"])
+def shards(request: pytest.FixtureRequest, tmp_path: Path) -> ShardSet:
+    """50 samples in one, two or three files of different sizes; sample i has the label of its own: i + 3 tokens."""
+    samples = make_samples(np.arange(NUM_SAMPLES) + 3)
+    borders = [0, *[17, 20][: request.param - 1], NUM_SAMPLES]
+    for i in range(request.param):
+        part = samples.take(np.arange(borders[i], borders[i + 1]))
+        write_shard(tmp_path / f"part_{i}_of_{request.param}.hdf5", part, vocab_size=VOCAB_SIZE)
+    return ShardSet.open(tmp_path, vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH)
+
+
+def sample_ids(samples: Samples) -> list[int]:
+    return (samples.lengths - 3).tolist()
+
+
+def load(
+    shards: ShardSet,
+    steps: int,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    micro: int = 12,
+    accumulation: int = 1,
+    start_step: int = 0,
+) -> list[StepSamples[list[int]]]:
+    with Loader(
+        shards,
+        seed=5,
+        global_batch_size=micro * accumulation * world_size,
+        micro_batch_size=micro,
+        accumulation_steps=accumulation,
+        rank=rank,
+        world_size=world_size,
+        collate=sample_ids,
+        start_step=start_step,
+    ) as loader:
+        return [next(loader) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("micro", [1, 2, 4])
+def test_any_split_gives_the_batches_of_the_order(shards: ShardSet, world_size: int, micro: int) -> None:
+    accumulation = 48 // world_size // micro
+    batch = world_size * micro * accumulation
+    steps = 4  # the epoch of 50 samples ends inside batch 1
+    ranks = [
+        load(shards, steps, rank=rank, world_size=world_size, micro=micro, accumulation=accumulation)
+        for rank in range(world_size)
+    ]
+    for step in range(steps):
+        positions = [
+            sample
+            for a in range(accumulation)
+            for rank in range(world_size)
+            for sample in ranks[rank][step].micro_batches[a]
+        ]
+        expected = global_batch_ids(5, step, NUM_SAMPLES, batch)
+        assert positions == expected.tolist()
+        for rank in range(world_size):
+            found = ranks[rank][step]
+            assert found.step == step and len(found.micro_batches) == accumulation
+            assert (found.global_samples, found.global_tokens) == (batch, np.sum(expected + 3))
+            assert found.global_masked == shards.masked_counts[expected].sum()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_sample_once_per_epoch_on_any_number_of_ranks(shards: ShardSet, world_size: int) -> None:
+    """lcm(12, 50) = 300 samples are 25 steps and 6 whole epochs; all ranks make the same number of steps."""
+    micro = 12 // world_size
+    seen: Counter[int] = Counter()
+    for rank in range(world_size):
+        for step in load(shards, 25, rank=rank, world_size=world_size, micro=micro):
+            seen.update(step.micro_batches[0])
+    assert seen == {i: 6 for i in range(NUM_SAMPLES)}
+
+
+def test_batch_larger_than_the_set(shards: ShardSet) -> None:
+    (step,) = load(shards, 1, micro=120)
+    counts = Counter(step.micro_batches[0])
+    assert set(counts) == set(range(NUM_SAMPLES)) and set(counts.values()) == {2, 3}
+
+
+def test_starting_later_equals_skipping(shards: ShardSet) -> None:
+    assert load(shards, 7)[4:] == load(shards, 3, start_step=4)
+
+
+def make_loader(shards: ShardSet, collate: Callable[[Samples], object]) -> Loader[object]:
+    return Loader(
+        shards,
+        seed=5,
+        global_batch_size=4,
+        micro_batch_size=4,
+        accumulation_steps=1,
+        rank=0,
+        world_size=1,
+        collate=collate,
+    )
+
+
+@pytest.mark.parametrize("shards", [3], indirect=True)
+def test_an_error_in_the_thread_reaches_the_consumer_and_names_the_file(shards: ShardSet, tmp_path: Path) -> None:
+    lost = tmp_path / "part_1_of_3.hdf5"
+    lost.unlink()
+    with make_loader(shards, sample_ids) as loader:
+        with pytest.raises(UserError, match=f"{lost} can no longer be read"):
+            for _ in range(20):
+                next(loader)
+        with pytest.raises(UserError, match="part_1_of_3"):
+            next(loader)  # it stays failed instead of waiting for a dead thread
+
+
+@pytest.mark.parametrize("shards", [1], indirect=True)
+def test_a_token_id_outside_the_vocabulary_is_found_while_loading(shards: ShardSet, tmp_path: Path) -> None:
+    """As in a set too large for the check before the run."""
+    path = tmp_path / "part_0_of_1.hdf5"
+    path.unlink()
+    bad = make_samples(np.arange(NUM_SAMPLES) + 3)
+    bad.input_ids[1] = VOCAB_SIZE
+    write_shard(path, bad, vocab_size=VOCAB_SIZE + 1)
+    narrow = ShardSet.open(tmp_path, vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH)
+    with make_loader(narrow, sample_ids) as loader, pytest.raises(UserError, match=rf"{path}: token id {VOCAB_SIZE}"):
+        for _ in range(20):
+            next(loader)
+
+
+@pytest.mark.parametrize("shards", [1], indirect=True)
+class TestClose:
+    def test_while_the_queue_is_full(self, shards: ShardSet) -> None:
+        loader = make_loader(shards, sample_ids)
+        while not loader._ready.full():
+            time.sleep(0.001)
+        loader.close()
+        assert not loader._thread.is_alive()
+        with pytest.raises(StopIteration):
+            next(loader)
+        loader.close()
+
+    def test_after_an_error(self, shards: ShardSet) -> None:
+        def fail(samples: Samples) -> object:
+            raise ZeroDivisionError
+
+        loader = make_loader(shards, fail)
+        loader.close()
+        assert not loader._thread.is_alive()
+
+    def test_wakes_a_waiting_consumer(self, shards: ShardSet) -> None:
+        release = threading.Event()
+        loader = make_loader(shards, lambda samples: release.wait(30))
+        results: list[object] = []
+        consumer = threading.Thread(target=lambda: results.append(list(loader)))
+        consumer.start()
+        closer = threading.Thread(target=loader.close)
+        closer.start()
+        consumer.join(30)
+        release.set()
+        closer.join(30)
+        assert results == [[]]
+        assert not closer.is_alive()
+
+    def test_leaves_a_hanging_read_behind(self, shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loader_module, "CLOSE_SECONDS", 0.05)
+        release = threading.Event()
+        loader = make_loader(shards, lambda samples: release.wait(30))
+        loader.close()
+        assert loader._thread.is_alive() and loader._thread.daemon
+        release.set()
+
+
+@pytest.mark.parametrize("shards", [1], indirect=True)
+def test_wait_seconds_sum_the_consumers_waits(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 12.5, 20.0, 20.25])  # begin and end of two waits
+    fake = SimpleNamespace(perf_counter=lambda: next(clock), monotonic=time.monotonic)
+    monkeypatch.setattr(loader_module, "time", fake)
+    with make_loader(shards, sample_ids) as loader:
+        next(loader)
+        assert loader.wait_seconds == 2.5
+        next(loader)
+        assert loader.wait_seconds == 2.75
+
+
+@pytest.mark.parametrize("num_samples", [3, 13])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_evaluation_samples_belong_to_exactly_one_rank(tmp_path: Path, num_samples: int, world_size: int) -> None:
+    samples = make_samples(np.arange(num_samples) + 3)
+    write_shard(tmp_path / "eval.hdf5", replace(samples), vocab_size=VOCAB_SIZE)
+    shards = ShardSet.open(tmp_path, vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH)
+    parts = [sample_ids(evaluation_samples(shards, rank, world_size)) for rank in range(world_size)]
+    assert sorted(itertools.chain(*parts)) == list(range(num_samples))
