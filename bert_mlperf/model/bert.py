@@ -31,7 +31,7 @@ class Losses:
 
 
 class BertForPreTraining(nn.Module):
-    """Embeddings, encoder and the two heads."""
+    """Embeddings, encoder and the two heads. The weights are undrawn: `build_model` makes a model to train."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -66,9 +66,7 @@ def build_model(config: ModelConfig, *, seed: int) -> BertForPreTraining:
     """A model in fp32 with weights drawn as the reference draws them: matrices and embeddings from a normal
     distribution of standard deviation `initializer_range` cut at two standard deviations, biases 0, LayerNorm 1 and 0.
     """
-    with torch.device("meta"):
-        model = BertForPreTraining(config)
-    model.to_empty(device="cpu")
+    model = BertForPreTraining(config)
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):

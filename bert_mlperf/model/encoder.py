@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bert_mlperf.config.model import ModelConfig
 from bert_mlperf.kernels.attention import RaggedRows, attention
 from bert_mlperf.model.batch import Batch
+from bert_mlperf.model.layers import Embedding, Linear
 
 LAYER_NORM_EPSILON = 1e-12
 
@@ -20,9 +21,9 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.word = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.word = Embedding(config.vocab_size, config.hidden_size)
+        self.token_type = Embedding(config.type_vocab_size, config.hidden_size)
+        self.position = Embedding(config.max_position_embeddings, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=LAYER_NORM_EPSILON)
         self.dropout = config.hidden_dropout_prob
 
@@ -55,11 +56,11 @@ class EncoderLayer(nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.heads = config.num_attention_heads
-        self.qkv = nn.Linear(hidden, 3 * hidden)
-        self.attention_output = nn.Linear(hidden, hidden)
+        self.qkv = Linear(hidden, 3 * hidden)
+        self.attention_output = Linear(hidden, hidden)
         self.attention_norm = nn.LayerNorm(hidden, eps=LAYER_NORM_EPSILON)
-        self.intermediate = nn.Linear(hidden, config.intermediate_size)
-        self.output = nn.Linear(config.intermediate_size, hidden)
+        self.intermediate = Linear(hidden, config.intermediate_size)
+        self.output = Linear(config.intermediate_size, hidden)
         self.output_norm = nn.LayerNorm(hidden, eps=LAYER_NORM_EPSILON)
         self.hidden_dropout = config.hidden_dropout_prob
         self.attention_dropout = config.attention_probs_dropout_prob

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bert_mlperf.config.model import ModelConfig
 from bert_mlperf.model.encoder import LAYER_NORM_EPSILON
+from bert_mlperf.model.layers import Linear
 
 
 class MaskedLmHead(nn.Module):
@@ -16,7 +17,7 @@ class MaskedLmHead(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transform = Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=LAYER_NORM_EPSILON)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
@@ -30,8 +31,8 @@ class NextSentenceHead(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
-        self.classifier = nn.Linear(config.hidden_size, 2)
+        self.pooler = Linear(config.hidden_size, config.hidden_size)
+        self.classifier = Linear(config.hidden_size, 2)
 
     def forward(self, cls_BH: Tensor) -> Tensor:
         return self.classifier(torch.tanh(self.pooler(cls_BH)))

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -10,7 +11,6 @@ from bert_mlperf.checkpoint.store import save_weights
 from bert_mlperf.comm.process_group import RankInfo, open_process_group
 from bert_mlperf.comm.reduction import FlatReduction
 from bert_mlperf.config.system import System
-from bert_mlperf.data.shards import ShardSet
 from bert_mlperf.errors import UserError
 from bert_mlperf.mlperf.log import MlperfLog
 from bert_mlperf.model.tensors import tensor_specs
@@ -28,7 +28,7 @@ def run_rank(context: RunContext, info: RankInfo, log: MlperfLog) -> Outcome:
     run = system.run
     check_world_size(system, info)
     started = time.perf_counter()
-    log.cache_clear(context.cache_cleared, context.cache_note)
+    log.cache_clear(done=context.cache_cleared, reason=context.cache_note)
     log.init_start()
     device = setup.pick_device(run, info, threads=context.threads_per_rank)
     open_process_group(info, device, timeout_s=run.timeout_s)
@@ -72,7 +72,8 @@ def train_to_target(
 ) -> Outcome:
     """Opens the data, trains and evaluates; ends with run_stop in the log."""
     run = system.run
-    with ShardSet.open(context.train_data) as train, ShardSet.open(context.eval_data) as evaluation:
+    opened = (closing(setup.open_shards(run, path)) for path in (context.train_data, context.eval_data))
+    with next(opened) as train, next(opened) as evaluation:
         points = context.evaluation_points
         progress = Progress(total_samples=points[-1], target=run.target_accuracy, active=info.rank == 0)
         metrics = MetricsWriter(Path(context.run_dir) if info.rank == 0 else None)

@@ -107,6 +107,10 @@ def warm_up(state: TrainState, run: Run) -> None:
     state.step, state.samples, state.last_norm = 0, 0, None
 
 
+def open_shards(run: Run, path: str) -> ShardSet:
+    return ShardSet.open(path, vocab_size=run.model.vocab_size, max_length=run.model.max_position_embeddings)
+
+
 def open_loader(run: Run, shards: ShardSet, info: RankInfo, *, seed: int) -> Loader[Batch]:
     return Loader(
         shards,
@@ -116,14 +120,13 @@ def open_loader(run: Run, shards: ShardSet, info: RankInfo, *, seed: int) -> Loa
         accumulation_steps=run.gradient_accumulation_steps,
         rank=info.rank,
         world_size=info.world_size,
-        vocab_size=run.model.vocab_size,
         collate=make_batch,
     )
 
 
 def evaluation_batches(run: Run, shards: ShardSet, info: RankInfo) -> list[Batch]:
     """This rank's evaluation samples as micro-batches, sorted by length so that little is computed on padding."""
-    samples = evaluation_samples(shards, info.rank, info.world_size)
+    samples = evaluation_samples(shards, rank=info.rank, world_size=info.world_size)
     order = np.argsort(samples.lengths, kind="stable")
     size = run.micro_batch_size
     return [make_batch(samples.take(order[start : start + size])) for start in range(0, len(order), size)]

@@ -1,0 +1,119 @@
+"""World-size invariance: the same losses for any number of ranks and any micro-batch split (fp32, no dropout)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bert_mlperf.comm.process_group import RankInfo
+from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.data.shards import write_shard
+from bert_mlperf.model.bert import Losses
+from bert_mlperf.train import setup
+from bert_mlperf.train.evaluate import evaluate
+from bert_mlperf.train.step import train_step
+from tests.dist.ranks import run_ranks
+from tests.train.small import GLOBAL_BATCH, small_model, small_run, uneven_samples
+
+STEPS = 20
+BOUND = 2e-6
+SPLITS = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 1), (3, 2), (3, 4), (4, 1), (4, 2), (4, 4)]
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("uneven") / "part_00000_of_00001.hdf5"
+    write_shard(path, uneven_samples(500, config=small_model()), vocab_size=small_model().vocab_size)
+    return path
+
+
+def train_losses(reduction: FlatReduction, path: Path, accumulation: int, mean_of_means: bool = False) -> tuple:
+    """(losses of 20 steps, whether all ranks hold the same weights)."""
+    world = reduction.world_size
+    run = small_run(ranks_per_node=world, gradient_accumulation_steps=accumulation)
+    state = setup.build_state(run, reduction, torch.device("cpu"), seed=5, checkpoint=None)
+    if mean_of_means:
+        state.model.register_forward_hook(lambda model, inputs, losses: _mean_of_means(inputs[0], losses, world, accumulation))
+    losses = []
+    with setup.open_loader(run, setup.open_shards(run, str(path)), RankInfo(reduction.rank, 0, world), seed=5) as loader:
+        for step in loader:
+            losses.append(train_step(state, step).loss.item())
+            if len(losses) == STEPS:
+                break
+    return losses, reduction.equal_everywhere(state.flat.master_weights)
+
+
+def _mean_of_means(batch, losses: Losses, world: int, accumulation: int) -> Losses:
+    """The mistake: each micro-batch divided by its own masked count, then averaged."""
+    mean = losses.masked_lm_sum / batch.num_masked
+    return Losses(mean * MASKED_PER_STEP / (world * accumulation), losses.next_sentence_sum)
+
+
+MASKED_PER_STEP = 384  # about the masked tokens of a global batch: 16 x 20 + 32 x 2
+
+
+@pytest.fixture(scope="module")
+def single_rank_losses(shard) -> list[float]:
+    losses, _ = train_losses(FlatReduction(rank=0, world_size=1), shard, 1)
+    assert losses[-1] < losses[0]
+    return losses
+
+
+@pytest.mark.parametrize("world, accumulation", SPLITS)
+def test_losses_do_not_depend_on_the_split(world, accumulation, shard, single_rank_losses):
+    for losses, equal in run_ranks(world, train_losses, shard, accumulation):
+        assert losses == pytest.approx(single_rank_losses, rel=BOUND)
+        assert equal
+
+
+def test_a_mean_of_means_fails_the_same_bound(shard, single_rank_losses):
+    losses, _ = run_ranks(2, train_losses, shard, 2, True)[0]
+    assert losses[1:] != pytest.approx(single_rank_losses[1:], rel=1000 * BOUND)
+
+
+def test_masked_counts_differ_ten_fold():
+    counts = uneven_samples(GLOBAL_BATCH, config=small_model()).masked_counts
+    assert counts.max() == 10 * counts.min()
+
+
+def count_accuracy(reduction: FlatReduction, path: Path, micro_batch: int) -> tuple[int, int]:
+    run = small_run(micro_batch_size=micro_batch)
+    state = setup.build_state(run, reduction, torch.device("cpu"), seed=5, checkpoint=None)
+    info = RankInfo(reduction.rank, 0, reduction.world_size)
+    batches = setup.evaluation_batches(run, setup.open_shards(run, str(path)), info)
+    accuracy = evaluate(state.model, batches, reduction, torch.device("cpu"))
+    return accuracy.correct, accuracy.total
+
+
+def test_evaluation_counts_are_the_same_integers_for_any_world_and_batch(tmp_path):
+    path = tmp_path / "part_00000_of_00001.hdf5"
+    samples = uneven_samples(13, config=small_model(), seed=3)
+    write_shard(path, samples, vocab_size=small_model().vocab_size)
+    results = {
+        result
+        for world in (1, 2, 3, 4)
+        for micro_batch in (1, 4, 5)
+        for result in run_ranks(world, count_accuracy, path, micro_batch)
+    }
+    assert len(results) == 1
+    assert results.pop()[1] == samples.num_masked
+
+
+def different_weights(reduction: FlatReduction) -> bool:
+    return reduction.equal_everywhere(torch.tensor([1.0, 2.0 + reduction.rank * 1e-6]))
+
+
+def test_a_difference_between_ranks_is_noticed():
+    assert run_ranks(2, different_weights) == [False, False]
+
+
+def sum_of_ranks(reduction: FlatReduction) -> np.ndarray:
+    buffer = torch.arange(5, dtype=torch.float32) * (reduction.rank + 1)
+    reduction.sum(buffer)
+    return buffer.numpy()
+
+
+def test_a_reduction_is_the_numpy_sum():
+    for result in run_ranks(3, sum_of_ranks):
+        assert np.array_equal(result, np.arange(5) * 6.0)
