@@ -14,6 +14,7 @@ from bert_mlperf.report.metrics import METRICS_FILE, Evaluation, Metrics, read_m
 CONFIG_FILE = "config.json"  # ResolvedSystem.to_json()
 CURVES_FILE = "curves.png"
 BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#595959"  # told apart by every kind of colour vision
+FEW_POINTS = 20  # below this each point is marked: a line through one point cannot be seen
 SIZE_INCHES, DOTS_PER_INCH = (8.0, 7.0), 120
 
 
@@ -76,12 +77,14 @@ def _duration(seconds: float) -> str:
 
 def _draw_losses(axes: Axes, metrics: Metrics) -> None:
     samples = [item.samples for item in metrics.intervals]
+    marker = "." if len(samples) < FEW_POINTS else ""
     for name, label, color, style in (
         ("loss", "total", BLUE, "-"),
         ("mlm_loss", "masked LM", ORANGE, "--"),
         ("nsp_loss", "next sentence", GREEN, ":"),
     ):
-        axes.plot(samples, [getattr(item, name) for item in metrics.intervals], style, color=color, label=label)
+        values = [getattr(item, name) for item in metrics.intervals]
+        axes.plot(samples, values, marker + style, color=color, label=label)
     axes.set_ylabel("training loss (nats)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
