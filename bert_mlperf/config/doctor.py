@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Table
 from bert_mlperf.config.system import ResolvedSystem, load_system
 
 PACKAGE = "bert-mlperf"
+PIPE_WIDTH = 160  # columns where the output is no terminal
 NOT_INSTALLED = "not installed"
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -70,7 +72,7 @@ def device() -> str:
 
 def doctor(resolved: ResolvedSystem, *, console: Console | None = None) -> None:
     """Print the resolved system with its sources, what follows from it, its warnings, and the installation."""
-    console = console or Console(soft_wrap=True)
+    console = console or Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(_table(f"system {resolved.name} ({resolved.path})", ("key", "value", "from"), _values(resolved)))
     console.print(_table("what follows", ("key", "value"), _consequences(resolved)))
     rows = [*environment().items(), ("device", device())]

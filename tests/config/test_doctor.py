@@ -1,4 +1,5 @@
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from bert_mlperf.config import doctor
 from bert_mlperf.config.system import load_system
+from bert_mlperf.errors import UserError
 from tests.config import files
 
 
@@ -27,6 +29,14 @@ def test_every_value_with_its_source(tmp_path: Path) -> None:
     assert rows["ranks"][:1] == ["2"]
     assert rows["interval"][0] == "150,000"
     assert "extra is no field of an MLPerf system description" in text
+
+
+def test_the_command_prints_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = files.write(tmp_path, files.small())
+    assert doctor.main_doctor(path, overrides=["seed=5"]) == 0
+    assert re.search(r"run\.seed +5 +--set", capsys.readouterr().out)
+    with pytest.raises(UserError, match="unknown key sead"):
+        doctor.main_doctor(path, overrides=["sead=5"])
 
 
 def test_installed_versions_are_told(tmp_path: Path) -> None:
