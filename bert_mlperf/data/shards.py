@@ -64,15 +64,15 @@ class ShardSet:
         assert not len(ids) or (ids.min() >= 0 and ids.max() < self.num_samples)
         part_of = np.searchsorted(self._starts, ids, side="right") - 1
         used = np.unique(part_of) if len(ids) else np.zeros(1, dtype=np.int64)
-        taken = [self._take_from(int(part), ids[part_of == part] - self._starts[part]) for part in used]
-        if len(taken) == 1:
-            return taken[0]
-        return concatenate(taken).take(np.argsort(np.argsort(part_of, kind="stable")))
-
-    def _take_from(self, part: int, ids: np.ndarray) -> Samples:
-        samples = self._samples_of(part).take(ids)
-        samples.validate(self._vocab_size, self._max_length, where=str(self._parts[part].path))
-        return samples
+        taken = [self._samples_of(int(part)).take(ids[part_of == part] - self._starts[part]) for part in used]
+        together = concatenate(taken)
+        try:
+            together.validate(self._vocab_size, self._max_length, where=str(self.path))
+        except UserError:
+            for part, samples in zip(used, taken, strict=True):  # which file is it?
+                samples.validate(self._vocab_size, self._max_length, where=str(self._parts[part].path))
+            raise
+        return together if len(taken) == 1 else together.take(np.argsort(np.argsort(part_of, kind="stable")))
 
     def close(self) -> None:
         """Lets go of the mapped files; samples that were taken stay valid."""

@@ -1,4 +1,6 @@
 import itertools
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -209,3 +211,13 @@ def test_evaluation_samples_belong_to_exactly_one_rank(tmp_path: Path, num_sampl
     shards = ShardSet.open(tmp_path, vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH)
     parts = [sample_ids(evaluation_samples(shards, rank, world_size)) for rank in range(world_size)]
     assert sorted(itertools.chain(*parts)) == list(range(num_samples))
+
+
+def test_the_data_room_does_not_import_torch() -> None:
+    """Checks before a run, and worker processes, start without it."""
+    code = (
+        "import sys, bert_mlperf.data.loader, bert_mlperf.data_prep.demo_data; "
+        "print([name for name in ('torch', 'tensorflow') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
