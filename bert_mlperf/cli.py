@@ -14,7 +14,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     launch = commands.add_parser("launch", help="train a system and check its log (what run_and_time.sh calls)")
-    launch.add_argument("system", nargs="?", default="systems/local-cpu.json", help="system file (default: %(default)s)")
+    launch.add_argument(
+        "system", nargs="?", default="systems/local-cpu.json", help="system file (default: %(default)s)"
+    )
     launch.add_argument("--runs", type=int, default=1, help="number of timed runs, one after the other")
     launch.add_argument("--results", type=Path, default=Path("results"), help="folder for results (default: results)")
     launch.add_argument("--save", type=Path, metavar="DIR", help="keep the final weights in DIR/weights.pt")

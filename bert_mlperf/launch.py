@@ -1,7 +1,7 @@
 """`bert-mlperf launch`, behind run_and_time.sh: from a system file to a checked log.
 
-For each run: claim a result number, draw a seed, clear the caches, start the ranks with torchrun's agent, check the log,
-draw the curves, print the verdict. Bad input ends before any rank starts and before anything is written.
+For each run: claim a result number, draw a seed, clear the caches, start the ranks with torchrun's agent, check the
+log, draw the curves, print the verdict. Bad input ends before any rank starts and before anything is written.
 """
 
 import contextlib
@@ -15,10 +15,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bert_mlperf.config.doctor import environment
-from bert_mlperf.config.system import DEMO, ResolvedSystem, load_system
+from bert_mlperf.config.system import DEMO_DATA, ResolvedSystem, load_system
 from bert_mlperf.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 DEMO_FOLDER = Path(".demo-data")
 
@@ -71,8 +75,8 @@ def find_place(resolved: ResolvedSystem) -> Place:
     node, address = os.environ.get("NODE_RANK", os.environ.get("SLURM_NODEID")), os.environ.get("MASTER_ADDR")
     if node is None or address is None or not node.isdigit() or int(node) >= nodes:
         raise UserError(
-            f"system {resolved.name} has {nodes} nodes: start ./run_and_time.sh on each of them with NODE_RANK=0..{nodes - 1} "
-            f"and MASTER_ADDR=<address of node 0> (got NODE_RANK={node}, MASTER_ADDR={address})"
+            f"system {resolved.name} has {nodes} nodes: start ./run_and_time.sh on each of them with "
+            f"NODE_RANK=0..{nodes - 1} and MASTER_ADDR=<address of node 0> (got NODE_RANK={node}, MASTER_ADDR={address})"
         )
     return Place(int(node), nodes, address, port)
 
@@ -100,7 +104,7 @@ def open_results(folder: Path) -> Path:
             pass
     except OSError as error:
         raise UserError(
-            f"results folder {folder} cannot be written ({error.strerror}): free the path, or give another with --results"
+            f"results folder {folder} cannot be written ({error.strerror}): free it, or give another with --results"
         ) from error
     return folder.resolve()
 
@@ -111,11 +115,7 @@ def prepare_inputs(resolved: ResolvedSystem) -> Inputs:
 
     run, config = resolved.run, resolved.run.model
     sets = {"train": run.data.train, "eval": run.data.eval}
-    if resolved.uses_demo_data:
-        from bert_mlperf.data_prep.demo_data import prepare_demo_data
-
-        demo = prepare_demo_data(DEMO_FOLDER)
-        sets = {key: str(demo / key) if value == DEMO else value for key, value in sets.items()}
+    sets = {key: str(demo_folder(value) / key) if value in DEMO_DATA else value for key, value in sets.items()}
     train, evaluation = (
         inspect_shards(
             Path(sets[key]), vocab_size=config.vocab_size, max_length=config.max_position_embeddings, min_samples=least
@@ -127,12 +127,18 @@ def prepare_inputs(resolved: ResolvedSystem) -> Inputs:
         from bert_mlperf.checkpoint.store import check_checkpoint
 
         check_checkpoint(checkpoint, config)
-    say(
-        f"data     {train.num_samples:,} train / {evaluation.num_samples:,} eval samples, mean {train.mean_length:.0f} tokens, "
-        f"fingerprint {train.fingerprint[:12]} / {evaluation.fingerprint[:12]} | weights "
-        f"{'drawn' if checkpoint is None else checkpoint.name}"
-    )
+    say(f"data     train {train}")
+    say(f"data     eval  {evaluation}")
+    say(f"weights  {'drawn from the seed' if checkpoint is None else checkpoint}")
     return Inputs(Path(sets["train"]).resolve(), Path(sets["eval"]).resolve(), checkpoint)
+
+
+def demo_folder(word: str) -> Path:
+    """The embedded demo data that a word of the system file means, made if it is not there yet."""
+    from bert_mlperf.data_prep.demo_data import DEMO, DEMO_LONG, prepare_demo_data
+
+    options = {"demo": DEMO, "demo-long": DEMO_LONG}[word]
+    return prepare_demo_data(DEMO_FOLDER / word, options=options)
 
 
 def run_once(resolved: ResolvedSystem, inputs: Inputs, place: Place, results: Path, save: Path | None) -> int:
@@ -231,7 +237,7 @@ def start_ranks(context: Path, place: Place, *, ranks_per_node: int) -> int:
     return 0
 
 
-def explain_failure(failed) -> int:
+def explain_failure(failed: "ChildFailedError") -> int:
     """Prints which rank ended the run and why; returns 2 if the cause was bad input, else 1."""
     failures = failed.failures
     killed = [rank for rank, f in failures.items() if f.exitcode < 0]

@@ -8,17 +8,19 @@ Legend: B samples, Q query rows, T key rows, N heads, D head size, S longest sam
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def attention_reference(q_QND: Tensor, k_TND: Tensor, v_TND: Tensor, query_offsets: Tensor, key_offsets: Tensor) -> Tensor:
+def attention_reference(
+    q_QND: Tensor, k_TND: Tensor, v_TND: Tensor, query_offsets: Tensor, key_offsets: Tensor
+) -> Tensor:
     """The equation above in the dtype of the inputs, sample by sample, without dropout: what the tests compare with."""
     out_QND = torch.empty_like(q_QND)
-    bounds = zip(query_offsets.tolist(), query_offsets.tolist()[1:], key_offsets.tolist(), key_offsets.tolist()[1:])
-    for q0, q1, k0, k1 in bounds:
+    for (q0, q1), (k0, k1) in zip(pairwise(query_offsets.tolist()), pairwise(key_offsets.tolist()), strict=True):
         scores = torch.einsum("qnd,knd->nqk", q_QND[q0:q1], k_TND[k0:k1]) / math.sqrt(q_QND.shape[-1])
         out_QND[q0:q1] = torch.einsum("nqk,knd->qnd", scores.softmax(-1), v_TND[k0:k1])
     return out_QND
@@ -35,7 +37,7 @@ class RaggedRows:
 
     @classmethod
     def from_offsets(cls, offsets_B1: Tensor, num_rows: int, max_length: int) -> "RaggedRows":
-        """`offsets_B1` int32 bounds of the samples, `num_rows` = offsets[-1] and the longest sample, known to the host."""
+        """`offsets_B1`: int32 bounds of the samples; the host knows offsets[-1] and the longest sample."""
         num_samples = offsets_B1.numel() - 1
         lengths_B = (offsets_B1[1:] - offsets_B1[:-1]).long()
         rows = None

@@ -14,3 +14,13 @@ def reference_dir() -> Path:
     if not (folder / "golden").is_dir():
         pytest.skip(f"reference vectors not found: {folder}/golden (set BERT_MLPERF_REFERENCE)")
     return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line: how many of the tests that compare with the reference ran."""
+    ran, skipped = 0, 0
+    for outcome in ("passed", "failed", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            if "reference" in report.keywords:
+                ran, skipped = (ran, skipped + 1) if outcome == "skipped" else (ran + 1, skipped)
+    terminalreporter.write_line(f"tests against the reference folder: {ran} ran, {skipped} were skipped")

@@ -8,7 +8,6 @@ start at zero.
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
-
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,9 @@ def collect_weights(stream: Stream, config: ModelConfig, *, where: Path) -> dict
     missing = [name for name in specs if name not in found]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise UserError(f"{where} lacks {missing[0]}{more}: it has {len(found)} of the {len(specs)} tensors of {config.name}")
+        raise UserError(
+            f"{where} lacks {missing[0]}{more}: it has {len(found)} of the {len(specs)} tensors of {config.name}"
+        )
     return {name: tensor for name, (_, tensor) in found.items()}
 
 

@@ -17,7 +17,7 @@ from bert_mlperf.config.reading import apply_override, parse_override, read_obje
 from bert_mlperf.config.recipe import Recipe
 from bert_mlperf.errors import UserError
 
-DEMO = "demo"
+DEMO_DATA = ("demo", "demo-long")  # words for the embedded data: short samples to learn from, samples of 512 tokens
 
 
 def _named_model(value: Any) -> Any:
@@ -37,13 +37,13 @@ class Data(BaseModel):
     """Where the samples are: a folder of shards or one file. ${NAME} is replaced by the environment variable.
 
     A relative path starts at the folder above `systems/` if the system file lies in a folder of that name, else at the
-    working directory. The word "demo" is the embedded demo data.
+    working directory. The words "demo" and "demo-long" mean the embedded demo data.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    train: str = Field(min_length=1, description='Training samples: a folder, a file or "demo".')
-    eval: str = Field(min_length=1, description='Evaluation samples: a folder, a file or "demo".')
+    train: str = Field(min_length=1, description="Training samples: a folder, a file or a word for the demo data.")
+    eval: str = Field(min_length=1, description="Evaluation samples: a folder, a file or a word for the demo data.")
     checkpoint: str | None = Field(default=None, description="Initial weights; without it they are drawn.")
 
 
@@ -111,7 +111,7 @@ class ResolvedSystem:
 
     @property
     def uses_demo_data(self) -> bool:
-        return self.run.data.train == DEMO or self.run.data.eval == DEMO
+        return not {self.run.data.train, self.run.data.eval}.isdisjoint(DEMO_DATA)
 
     @property
     def eval_interval_samples(self) -> int:
@@ -190,7 +190,7 @@ def _with_paths(system: System, path: Path) -> System:
                     f"give the path with --set run.data.{key}=PATH."
                 )
             text = text.replace(f"${{{name}}}", os.environ[name])
-        return text if text == DEMO else str(base / text)
+        return text if text in DEMO_DATA else str(base / text)
 
     data = system.run.data
     given = {key: expand(key, value) for key, value in data.model_dump().items() if value is not None}
@@ -261,7 +261,7 @@ def _check_division(resolved: ResolvedSystem) -> None:
             resolved.eval_interval_samples == rule,
             f'"rule" ({rule})',
         ),
-        ("data", DEMO, not resolved.uses_demo_data, "the Wikipedia data"),
+        ("data", run.data.train, not resolved.uses_demo_data, "the Wikipedia data"),
         ("data.checkpoint", "null", run.data.checkpoint is not None, "the official initial weights"),
     ):
         if not allowed:

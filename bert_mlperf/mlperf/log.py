@@ -38,7 +38,6 @@ class MlperfLog:
         self._division = division
         self._written: set[str] = set()  # keys
         self._first_epoch_num = 0
-        self._samples = 0  # training samples at the last event that had them
         self._handler = None if path is None else _open(Path(path))
         if self._handler is not None:
             logger = logging.Logger(f"{NAMESPACE}.mllog", level=logging.INFO)
@@ -49,12 +48,6 @@ class MlperfLog:
         """Close the file; events that follow are errors."""
         if self._handler is not None:
             self._handler.close()
-
-    def close_aborted(self) -> None:
-        """Close the file; a run that has started and not stopped is stopped first, as aborted."""
-        if "run_start" in self._written and "run_stop" not in self._written:
-            self.run_stop("aborted", self._samples)
-        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -173,6 +166,11 @@ class MlperfLog:
             raise ValueError(f"run_stop: status is {status!r}, expected 'success' or 'aborted'.")
         self._stop("run_stop", once=True, status=status, epoch_num=samples, samples_count=samples)
 
+    @property
+    def ended(self) -> bool:
+        """True once run_stop was written."""
+        return "run_stop" in self._written
+
     # Writing. These three are called by public methods alone: the log names the line that called the public method.
 
     def _event(self, key: str, value: Any = None, *, once: bool = False, **metadata: Any) -> None:
@@ -189,7 +187,6 @@ class MlperfLog:
         if once and key in self._written:
             raise ValueError(f"{key} was written to this log already; the rules allow it once.")
         self._written.add(key)
-        self._samples = plain_metadata.get("samples_count", self._samples)
         if self._handler is not None:
             write = getattr(self._mllogger, method)
             write(key, plain_value, metadata=plain_metadata, stack_offset=CALLER_OF_METHOD)

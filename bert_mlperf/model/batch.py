@@ -3,7 +3,8 @@
 Legend: B samples, T tokens, M masked tokens, Q = B + M query rows of the last layer.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,8 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device (asynchronously from pinned memory)."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in values.items()})
+        moved: dict[str, Any] = {k: v.to(device, non_blocking=True) for k, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
 
 def make_batch(samples: Samples) -> Batch:

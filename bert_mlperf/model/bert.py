@@ -74,9 +74,7 @@ def build_model(config: ModelConfig, *, seed: int) -> BertForPreTraining:
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear | nn.Embedding):
             deviation = config.initializer_range
-            nn.init.trunc_normal_(
-                module.weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator
-            )
+            nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
     nn.init.zeros_(model.masked_lm.bias)

@@ -46,9 +46,13 @@ def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
     hidden = config.hidden_size
     specs = [
         TensorSpec("bert/embeddings/word_embeddings", (config.vocab_size, hidden), "embeddings.word.weight"),
-        TensorSpec("bert/embeddings/token_type_embeddings", (config.type_vocab_size, hidden), "embeddings.token_type.weight"),
         TensorSpec(
-            "bert/embeddings/position_embeddings", (config.max_position_embeddings, hidden), "embeddings.position.weight"
+            "bert/embeddings/token_type_embeddings", (config.type_vocab_size, hidden), "embeddings.token_type.weight"
+        ),
+        TensorSpec(
+            "bert/embeddings/position_embeddings",
+            (config.max_position_embeddings, hidden),
+            "embeddings.position.weight",
         ),
         *_layer_norm("bert/embeddings/LayerNorm", "embeddings.norm", hidden),
     ]

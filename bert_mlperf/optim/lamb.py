@@ -1,10 +1,10 @@
 """LAMB with bias correction as in the MLPerf reference, tensor by tensor.
 
-    m = b1 m + (1 - b1) g                  v = b2 v + (1 - b2) g^2
-    u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)           t = 1 at the first update
-    adapted tensors:  u += weight_decay * w;  ratio = |w| / |u| if both are > 0, else 1
-    all others (LayerNorm and biases):        ratio = 1, no decay
-    w -= learning_rate * ratio * u
+m = b1 m + (1 - b1) g                  v = b2 v + (1 - b2) g^2
+u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)           t = 1 at the first update
+adapted tensors:  u += weight_decay * w;  ratio = |w| / |u| if both are > 0, else 1
+all others (LayerNorm and biases):        ratio = 1, no decay
+w -= learning_rate * ratio * u
 """
 
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ def trust_ratio(weight: Tensor, update: Tensor) -> Tensor:
 
 
 def clip_by_global_norm(gradients: Sequence[Tensor], flat: Tensor, *, limit: float = 1.0) -> Tensor:
-    """Scales `flat`, the buffer that the `gradients` are views of, by limit / max(norm, limit), as tf.clip_by_global_norm.
+    """Scales `flat`, the buffer that the `gradients` are views of, by limit / max(norm, limit): tf.clip_by_global_norm.
 
     Returns the norm before clipping: sqrt(sum of the squared norms of all tensors), 0-dimensional fp32. Gradients whose
     norm is not finite stay as they are, so that the tensor at fault can be named.

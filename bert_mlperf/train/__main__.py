@@ -16,14 +16,13 @@ from bert_mlperf.train.stop import Stopped, raise_when_stopped
 
 
 def main(arguments: list[str]) -> int:
-    """Runs this rank; 0 when the run ended by itself (target reached or not), 2 for bad input, 128 + n after signal n."""
+    """Runs this rank. 0: the run ended by itself, target reached or not; 2: bad input; 128 + n: stopped by signal n."""
     raise_when_stopped()
     info = RankInfo.from_environment()
-    log = None
     try:
         context = RunContext.read(Path(arguments[0]))
-        log = MlperfLog(Path(context.result_file) if info.rank == 0 and context.result_file else None)
-        run_rank(context, info, log)
+        with MlperfLog(context.result_file if info.rank == 0 else None) as log:
+            run_rank(context, info, log)
         return 0
     except Stopped as stopped:
         return stopped.exit_code
@@ -34,9 +33,6 @@ def main(arguments: list[str]) -> int:
         traceback.print_exc()
         report(error, info)
         return 1
-    finally:
-        if log is not None:
-            log.close_aborted()
 
 
 def report(error: Exception, info: RankInfo) -> None:
@@ -49,5 +45,6 @@ def report(error: Exception, info: RankInfo) -> None:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    close_process_group()
+    if code == 0:
+        close_process_group()
     sys.exit(code)

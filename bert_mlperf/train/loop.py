@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bert_mlperf.data.loader import Loader, StepSamples
-from bert_mlperf.model.batch import Batch
 from bert_mlperf.mlperf.log import MlperfLog
+from bert_mlperf.model.batch import Batch
 from bert_mlperf.report.metrics import MetricsWriter
 from bert_mlperf.report.progress import Progress
 from bert_mlperf.train.evaluate import Accuracy, evaluate
@@ -112,7 +112,9 @@ class TrainLoop:
         accuracy = evaluate(self.state.model, self.evaluation, self.state.reduction, self.state.device)
         self.log.eval_stop(samples)
         self.log.eval_accuracy(accuracy.value, samples)
-        self.metrics.evaluation(samples=samples, accuracy=accuracy.value, correct=accuracy.correct, total=accuracy.total)
+        self.metrics.evaluation(
+            samples=samples, accuracy=accuracy.value, correct=accuracy.correct, total=accuracy.total
+        )
         self.progress.evaluation(samples=samples, accuracy=accuracy.value)
         return accuracy
 

@@ -22,14 +22,35 @@ from bert_mlperf.train.loop import Outcome, TrainLoop, peak_over_ranks
 from bert_mlperf.train.step import TrainState
 
 
-def run_rank(context: RunContext, info: RankInfo, log: MlperfLog) -> Outcome:
-    """Everything between init_start and run_stop. The training data is first opened after run_start."""
+def run_rank(context: RunContext, info: RankInfo, log: MlperfLog) -> None:
+    """Everything between init_start and run_stop. Whatever cuts a run short is logged as aborted and raised again."""
     system = System.model_validate(context.system)
-    run = system.run
     check_world_size(system, info)
-    started = time.perf_counter()
     log.cache_clear(done=context.cache_cleared, reason=context.cache_note)
     log.init_start()
+    state = None
+    try:
+        state, seed = initialise(context, system, info, log)
+        log.init_stop()
+        log.run_start()
+        started = time.perf_counter()
+        outcome = train_to_target(context, system, state, info, log, seed=seed)
+    except BaseException:
+        if not log.ended:
+            log.run_stop("aborted", 0 if state is None else state.samples)
+        raise
+    seconds = time.perf_counter() - started
+    memory = peak_over_ranks(state, setup.peak_memory_gib())
+    report_end(outcome, seconds, memory, target=system.run.target_accuracy, info=info)
+    if context.save_dir is not None and info.rank == 0:
+        path = save_weights(Path(context.save_dir), system.run.model, state.flat.split(state.flat.master_weights))
+        say(info, f"weights  {path}")
+
+
+def initialise(context: RunContext, system: System, info: RankInfo, log: MlperfLog) -> tuple[TrainState, int]:
+    """Process group, model, optimizer and warm-up: all that may be done before the clock starts. Returns the state and
+    the run's seed; no sample has been read."""
+    run, started = system.run, time.perf_counter()
     device = setup.pick_device(run, info, threads=context.threads_per_rank)
     open_process_group(info, device, timeout_s=run.timeout_s)
     reduction = FlatReduction(rank=info.rank, world_size=info.world_size)
@@ -40,21 +61,10 @@ def run_rank(context: RunContext, info: RankInfo, log: MlperfLog) -> Outcome:
     log.weights_initialization([spec.name for spec in tensor_specs(run.model)])
     built = time.perf_counter()
     setup.warm_up(state, run)
-    say(info, f"init     {time.perf_counter() - started:.1f} s (build {built - started:.1f}, "
-              f"warm-up {time.perf_counter() - built:.1f})")  # fmt: skip
     reduction.sum(torch.zeros(1, device=device))  # the clock starts when every rank is ready
-    log.init_stop()
-
-    log.run_start()
-    started = time.perf_counter()
-    outcome = train_to_target(context, system, state, info, log, seed=seed)
-    seconds = time.perf_counter() - started
-    memory = peak_over_ranks(state, setup.peak_memory_gib())
-    report_end(outcome, seconds, memory, target=run.target_accuracy, info=info)
-    if context.save_dir is not None and info.rank == 0:
-        path = save_weights(Path(context.save_dir), run.model, state.flat.split(state.flat.master_weights))
-        say(info, f"weights  {path}")
-    return outcome
+    ready = time.perf_counter()
+    say(info, f"init     {ready - started:.1f} s (build {built - started:.1f}, warm-up {ready - built:.1f})")
+    return state, seed
 
 
 def check_world_size(system: System, info: RankInfo) -> None:
@@ -62,8 +72,8 @@ def check_world_size(system: System, info: RankInfo) -> None:
     nodes, per_node = int(system.number_of_nodes), system.run.ranks_per_node
     if info.world_size != nodes * per_node:
         raise UserError(
-            f"{info.world_size} ranks were started, system {system.system_name} wants {nodes} nodes x {per_node} ranks = "
-            f"{nodes * per_node}: start it with ./run_and_time.sh, or correct number_of_nodes or run.ranks_per_node"
+            f"{info.world_size} ranks were started, system {system.system_name} wants {nodes} nodes x {per_node} ranks "
+            f"= {nodes * per_node}: start it with ./run_and_time.sh, or correct number_of_nodes or run.ranks_per_node"
         )
 
 
@@ -97,7 +107,10 @@ def report_end(outcome: Outcome, seconds: float, memory_gib: float, *, target: f
         word, sign = ("reached ", ">=") if outcome.reached else ("missed  ", "<")
         verdict = f"{word} {outcome.accuracy:.4f} {sign} {target:.4g} at {outcome.samples:,} samples"
     rate = outcome.samples / seconds
-    say(info, f"{verdict} | run {seconds:.1f} s | total {rate:,.1f} samples/s | peak memory {memory_gib:.2f} GiB per rank")
+    say(
+        info,
+        f"{verdict} | run {seconds:.1f} s | total {rate:,.1f} samples/s | peak memory {memory_gib:.2f} GiB per rank",
+    )
 
 
 def say(info: RankInfo, text: str) -> None:

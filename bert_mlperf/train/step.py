@@ -42,7 +42,7 @@ class TrainState:
         bad = [t.name for t in self.optimizer.tensors if not torch.isfinite(t.gradient).all()]
         raise NotFiniteError(
             f"the gradient of step {self.step - 1} is not finite (norm {self.last_norm.item()}, "
-            f"first in {bad[0] if bad else 'the norm itself'}): lower the learning rate or look at the data of this step"
+            f"first in {bad[0] if bad else 'the norm itself'}): lower the learning rate or look at this step's data"
         )
 
 

@@ -21,7 +21,9 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, ti
     results: Any = CONTEXT.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            CONTEXT.Process(target=_rank, args=(rank, world_size, f"{folder}/store", results, function, arguments), daemon=True)
+            CONTEXT.Process(
+                target=_rank, args=(rank, world_size, f"{folder}/store", results, function, arguments), daemon=True
+            )
             for rank in range(world_size)
         ]
         for process in processes:

@@ -34,9 +34,13 @@ def train_losses(reduction: FlatReduction, path: Path, accumulation: int, mean_o
     run = small_run(ranks_per_node=world, gradient_accumulation_steps=accumulation)
     state = setup.build_state(run, reduction, torch.device("cpu"), seed=5, checkpoint=None)
     if mean_of_means:
-        state.model.register_forward_hook(lambda model, inputs, losses: _mean_of_means(inputs[0], losses, world, accumulation))
+        state.model.register_forward_hook(
+            lambda model, inputs, losses: _mean_of_means(inputs[0], losses, world, accumulation)
+        )
     losses = []
-    with setup.open_loader(run, setup.open_shards(run, str(path)), RankInfo(reduction.rank, 0, world), seed=5) as loader:
+    with setup.open_loader(
+        run, setup.open_shards(run, str(path)), RankInfo(reduction.rank, 0, world), seed=5
+    ) as loader:
         for step in loader:
             losses.append(train_step(state, step).loss.item())
             if len(losses) == STEPS:

@@ -226,27 +226,12 @@ def test_an_aborted_run_is_well_formed(tmp_path: Path) -> None:
     assert "run aborted" in verdict.summary
 
 
-def test_close_aborted_stops_a_run_that_goes_on_at_its_last_samples(tmp_path: Path) -> None:
-    log = MlperfLog(tmp_path / "log.txt")
-    logs.begin(log, tmp_path)
-    log.block_start(0)
-    log.block_stop(640)
-    log.close_aborted()
-    last = records(tmp_path / "log.txt")[-1]
-    assert (last["key"], last["metadata"]["status"], last["metadata"]["samples_count"]) == ("run_stop", "aborted", 640)
-
-
-def test_close_aborted_adds_nothing_before_the_run_and_after_it(tmp_path: Path) -> None:
-    early = MlperfLog(tmp_path / "early.txt")
-    early.init_start()
-    early.close_aborted()
-    assert [r["key"] for r in records(tmp_path / "early.txt")] == ["init_start"]
-    late = MlperfLog(tmp_path / "late.txt")
-    late.run_start()
-    late.run_stop("success", 5)
-    late.close_aborted()
-    assert [r["metadata"].get("status") for r in records(tmp_path / "late.txt")] == [None, "success"]
-    MlperfLog(None).close_aborted()
+def test_a_log_says_when_it_has_ended() -> None:
+    log = MlperfLog(None)
+    log.run_start()
+    assert not log.ended
+    log.run_stop("aborted", 5)
+    assert log.ended
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan"), object(), {1, 2}])

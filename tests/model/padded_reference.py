@@ -23,7 +23,9 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def attention(x: Tensor, mask: Tensor, w: dict[str, Tensor], name: str, heads: int) -> Tensor:
-    q, k, v = (dense(x, w, f"{name}/{role}").unflatten(-1, (heads, -1)).transpose(1, 2) for role in ("query", "key", "value"))
+    q, k, v = (
+        dense(x, w, f"{name}/{role}").unflatten(-1, (heads, -1)).transpose(1, 2) for role in ("query", "key", "value")
+    )
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + (1 - mask[:, None, None, :].to(x.dtype)) * -10000.0
     return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 

@@ -62,9 +62,7 @@ def test_losses_and_weights_equal_the_reference():
     assert errors["key_bias"] <= KEY_BIAS_BOUND
 
 
-@pytest.mark.parametrize(
-    "mistake", [{"weight_decay": 0.0}, {"epsilon": 1e-8}], ids=["no weight decay", "epsilon 1e-8"]
-)
+@pytest.mark.parametrize("mistake", [{"weight_decay": 0.0}, {"epsilon": 1e-8}], ids=["no weight decay", "epsilon 1e-8"])
 def test_a_planted_mistake_fails_the_bounds(mistake):
     assert train_ten_steps(**mistake)["weight"] > WEIGHT_BOUND
 

@@ -1,4 +1,4 @@
-"""The published PyTorch checkpoint model.ckpt-28252.pt: {'model': state_dict} with the names of the usual PyTorch BERT."""
+"""The published PyTorch checkpoint model.ckpt-28252.pt: {'model': state_dict} with PyTorch BERT's usual names."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ NO_WEIGHTS = ("bert.embeddings.position_ids",)
 
 
 def tf_name(name: str) -> str:
-    """TF name of a PyTorch name, e.g. bert.encoder.layer.0.output.dense.weight -> bert/encoder/layer_0/output/dense/kernel."""
+    """TF name of a PyTorch name: bert.encoder.layer.0.output.dense.weight is bert/encoder/layer_0/output/dense/kernel."""
     for pattern, replacement in RULES:
         name = pattern.sub(replacement, name)
     return name.replace(".", "/")

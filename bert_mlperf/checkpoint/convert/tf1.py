@@ -15,7 +15,7 @@ OPTIMIZER_STATE = re.compile(r"(/LAMB(_\d+)?|/adam_[mv]|/GradientAccumulator)$|^
 
 
 def find_prefix(path: Path) -> Path | None:
-    """The checkpoint prefix that `path` means (the prefix itself, its .index file or the folder that holds it), if any."""
+    """The checkpoint prefix that `path` means: the prefix itself, its .index file, or the folder that holds it."""
     if path.is_dir():
         indices = sorted(path.glob("*.index"))
         return indices[0].with_suffix("") if len(indices) == 1 else None
@@ -56,4 +56,6 @@ class Tf1Reader:
 
     def _damaged(self, error: Exception) -> UserError:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return UserError(f"the TF1 checkpoint {self.prefix} cannot be read ({reason}): fetch it again and compare its md5")
+        return UserError(
+            f"the TF1 checkpoint {self.prefix} cannot be read ({reason}): fetch it again and compare its md5"
+        )
