@@ -7,6 +7,7 @@ start at zero.
 
 import os
 import pickle
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,20 +24,38 @@ from bert_mlperf.model.tensors import TensorSpec, tensor_specs
 FORMAT = "bert-mlperf weights"
 SCHEMA_VERSION = 1
 FILE_NAME = "weights.pt"
+SHAPE_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
 Stream = Iterable[tuple[str, str, Tensor]]
 
 
 def save_weights(folder: Path, config: ModelConfig, parameters: Mapping[str, Tensor]) -> Path:
-    """Writes `folder`/weights.pt from fp32 parameters by name (our layout); the file appears whole or not at all."""
-    tensors = {s.name: s.in_tf_layout(s.of(parameters)).contiguous().cpu() for s in tensor_specs(config)}
+    """Writes `folder`/weights.pt from fp32 parameters by name (our layout); the file appears whole or not at all.
+
+    Each tensor is copied: torch.save would write the whole flat buffer that a view belongs to.
+    """
+    tensors = {
+        s.name: s.in_tf_layout(s.of(parameters)).detach().cpu().clone(memory_format=torch.contiguous_format)
+        for s in tensor_specs(config)
+    }
     content = {"format": FORMAT, "schema_version": SCHEMA_VERSION, "model": config.model_dump(), "tensors": tensors}
     folder.mkdir(parents=True, exist_ok=True)
     path, partial = folder / FILE_NAME, folder / f".{FILE_NAME}.partial"
-    with open(partial, "wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with open(partial, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     return path
 
 
@@ -107,8 +126,7 @@ def _open_stream(path: Path, config: ModelConfig) -> Iterator[tuple[str, str, Te
     file = path / FILE_NAME if path.is_dir() else path
     content = _load_file(file, path)
     if content.get("format") == FORMAT:
-        if content.get("schema_version") != SCHEMA_VERSION:
-            raise UserError(f"{file} has schema version {content.get('schema_version')}, expected {SCHEMA_VERSION}")
+        _check_own(content, config, file)
         yield from ((name, name, tensor) for name, tensor in content["tensors"].items())
         return
     state = content["model"]
@@ -118,17 +136,39 @@ def _open_stream(path: Path, config: ModelConfig) -> Iterator[tuple[str, str, Te
     yield from pytorch.state_dict_tensors(state)
 
 
+def _check_own(content: dict[str, Any], config: ModelConfig, file: Path) -> None:
+    """Raises UserError if our file is of another version or of a model whose weights mean something else."""
+    if content.get("schema_version") != SCHEMA_VERSION:
+        raise UserError(
+            f"{file} has schema version {content.get('schema_version')}, expected {SCHEMA_VERSION}: read it with the "
+            "bert-mlperf that wrote it"
+        )
+    stored = content.get("model")
+    for key in SHAPE_KEYS:
+        got, expected = stored.get(key) if isinstance(stored, dict) else None, getattr(config, key)
+        if got != expected:
+            raise UserError(
+                f"{file} holds a model whose {key} is {got}, {config.name} has {expected}: set run.model to the model "
+                "that the weights were saved from, or run.data.checkpoint to weights of this one"
+            )
+
+
 def _load_file(file: Path, path: Path) -> dict[str, Any]:
     expected = f"expected a TF1 checkpoint, {{'model': state_dict}} as published, or a folder with our {FILE_NAME}"
     if not file.is_file():
         raise UserError(f"{path} is no checkpoint: {expected}")
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise UserError(f"{file} cannot be read as a checkpoint ({str(error).splitlines()[0]}): {expected}") from error
+        # the format before torch 1.6 is no zip file and cannot be memory-mapped
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except pickle.UnpicklingError as error:
+        raise UserError(f"{file} is no file of tensors, or holds code, which is never run: {expected}") from error
+    except Exception as error:  # a damaged pickle can raise anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{file} cannot be read as a checkpoint ({reason}): {expected}") from error
     if not isinstance(content, dict) or not ("model" in content or content.get("format") == FORMAT):
         raise UserError(f"{file} holds {type(content).__name__} without 'model': {expected}")
-    weights = content["tensors"] if content.get("format") == FORMAT else content["model"]
-    if not isinstance(weights, dict) or not all(isinstance(t, Tensor) for t in weights.values()):
-        raise UserError(f"{file} holds no dictionary of tensors: {expected}")
+    weights = content.get("tensors") if content.get("format") == FORMAT else content["model"]
+    named = isinstance(weights, dict) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in weights.items())
+    if not named:
+        raise UserError(f"{file} holds no dictionary of tensors by name: {expected}")
     return content

@@ -23,7 +23,7 @@ NO_WEIGHTS = ("bert.embeddings.position_ids",)
 
 
 def tf_name(name: str) -> str:
-    """TF name of a PyTorch name: bert.encoder.layer.0.output.dense.weight is bert/encoder/layer_0/output/dense/kernel."""
+    """TF name of a PyTorch name: bert.encoder.layer.0.output.dense.bias is bert/encoder/layer_0/output/dense/bias."""
     for pattern, replacement in RULES:
         name = pattern.sub(replacement, name)
     return name.replace(".", "/")
@@ -36,7 +36,8 @@ def state_dict_tensors(state: Mapping[str, Tensor]) -> Iterator[tuple[str, str, 
         if bare in NO_WEIGHTS or bare == DECODER:
             continue
         converted = tf_name(name)
-        yield name, converted, tensor.t() if converted.endswith("/kernel") else tensor
+        transposed = converted.endswith("/kernel") and tensor.dim() == 2
+        yield name, converted, tensor.t() if transposed else tensor
 
 
 def decoder_of(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,11 @@ def find_prefix(path: Path) -> Path | None:
     """The checkpoint prefix that `path` means: the prefix itself, its .index file, or the folder that holds it."""
     if path.is_dir():
         indices = sorted(path.glob("*.index"))
-        return indices[0].with_suffix("") if len(indices) == 1 else None
+        if len(indices) > 1:
+            raise UserError(
+                f"{path} holds {len(indices)} TF1 checkpoints: give one of them, e.g. {indices[0].with_suffix('')}"
+            )
+        return indices[0].with_suffix("") if indices else None
     if path.suffix == ".index" and path.is_file():
         return path.with_suffix("")
     return path if path.with_name(path.name + ".index").is_file() else None
@@ -37,12 +42,13 @@ class Tf1Reader:
                 "run pip install 'bert-mlperf[tf]', or give the published model.ckpt-28252.pt instead"
             ) from error
         self.prefix = prefix
-        self._read_error = tensorflow.errors.OpError
+        # a data file that is cut short gives IndexError
+        self._read_errors = (tensorflow.errors.OpError, IndexError, RuntimeError, ValueError)
         try:
             self._reader = tensorflow.train.load_checkpoint(str(prefix))
             shapes = self._reader.get_variable_to_shape_map()
             self._reader.get_tensor(max(shapes))  # stored last: fails where the data file is missing or cut short
-        except (tensorflow.errors.OpError, RuntimeError, ValueError) as error:
+        except self._read_errors as error:
             raise self._damaged(error) from error
         self.shapes = {n: tuple(s) for n, s in sorted(shapes.items()) if not OPTIMIZER_STATE.search(n)}
 
@@ -50,9 +56,10 @@ class Tf1Reader:
         """(name in the file, TF name, fp32 tensor in TF layout) of each model variable."""
         for name in self.shapes:
             try:
-                yield name, name, torch.from_numpy(self._reader.get_tensor(name))
-            except (self._read_error, RuntimeError) as error:
+                value = np.asarray(self._reader.get_tensor(name), dtype=np.float32)
+            except self._read_errors as error:
                 raise self._damaged(error) from error
+            yield name, name, torch.from_numpy(value)
 
     def _damaged(self, error: Exception) -> UserError:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
