@@ -15,26 +15,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bert_mlperf.config.doctor import environment
 from bert_mlperf.config.system import DEMO_DATA, ResolvedSystem, load_system
 from bert_mlperf.errors import UserError
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from bert_mlperf.ranks import Place, start_ranks
+from bert_mlperf.train.stop import raise_when_stopped, raising_when_stopped
 
 DEMO_FOLDER = Path(".demo-data")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which node this launcher is, and where rank 0 is met."""
-
-    node: int
-    nodes: int
-    address: str
-    port: int  # 0: a free one, on a single node
 
 
 @dataclass(frozen=True)
@@ -48,23 +36,35 @@ class Inputs:
 
 def launch(system_file: Path, *, overrides: list[str], runs: int, results: Path, save: Path | None) -> int:
     """Runs a system `runs` times. Returns the exit code: 0 all runs ended with a valid log and their target reached,
-    1 otherwise, 2 bad input, 128 + n stopped by signal n."""
+    1 otherwise, 2 bad input, 128 + n stopped by signal n (or raises `Stopped` between two runs)."""
     resolved = load_system(system_file, overrides)
     for warning in resolved.warnings:
         say(f"warning  {warning}")
-    if runs < 1:
-        raise UserError(f"--runs is {runs}, expected 1 or more")
+    check_arguments(runs, save)
     place = find_place(resolved)
     check_port(place)
-    results_dir = open_results(results / resolved.name / "bert")
     say(describe_system(resolved))
-    inputs = prepare_inputs(resolved)
-    codes = []
-    for _ in range(runs):
-        codes.append(run_once(resolved, inputs, place, results_dir, save))
-        if codes[-1] > 1:
-            break
+    with raising_when_stopped():
+        inputs = prepare_inputs(resolved)
+        results_dir = open_folder(results / resolved.name / "bert", option="--results")
+        save_dir = None if save is None else open_folder(save, option="--save")
+        codes: list[int] = []
+        while len(codes) < runs and max(codes, default=0) < 2:
+            codes.append(run_once(resolved, inputs, place, results_dir, save_dir))
     return max(codes)
+
+
+def check_arguments(runs: int, save: Path | None) -> None:
+    """Raises UserError if the options contradict each other or would overwrite weights."""
+    if runs < 1:
+        raise UserError(f"--runs is {runs}, expected 1 or more")
+    if save is not None and runs > 1:
+        raise UserError(f"--save {save} keeps the weights of one run, got --runs {runs}: leave out one of them")
+    if save is not None:
+        from bert_mlperf.checkpoint.store import FILE_NAME
+
+        if (save / FILE_NAME).exists():
+            raise UserError(f"{save / FILE_NAME} exists already and is not overwritten: give --save another folder")
 
 
 def find_place(resolved: ResolvedSystem) -> Place:
@@ -76,7 +76,7 @@ def find_place(resolved: ResolvedSystem) -> Place:
     if node is None or address is None or not node.isdigit() or int(node) >= nodes:
         raise UserError(
             f"system {resolved.name} has {nodes} nodes: start ./run_and_time.sh on each of them with "
-            f"NODE_RANK=0..{nodes - 1} and MASTER_ADDR=<address of node 0> (got NODE_RANK={node}, MASTER_ADDR={address})"
+            f"NODE_RANK=0..{nodes - 1} and MASTER_ADDR=<host of node 0> (got NODE_RANK={node}, MASTER_ADDR={address})"
         )
     return Place(int(node), nodes, address, port)
 
@@ -96,15 +96,16 @@ def check_port(place: Place) -> None:
             ) from error
 
 
-def open_results(folder: Path) -> Path:
-    """Creates the results folder and proves that files can be written into it."""
+def open_folder(folder: Path, *, option: str) -> Path:
+    """Creates a folder that an option of the command line names, and proves that files can be written into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise UserError(
-            f"results folder {folder} cannot be written ({error.strerror}): free it, or give another with --results"
+            f"the folder {folder} ({option}) cannot be written ({error.strerror}): free it, or give another with "
+            f"{option}"
         ) from error
     return folder.resolve()
 
@@ -160,12 +161,13 @@ def run_once(resolved: ResolvedSystem, inputs: Inputs, place: Place, results: Pa
             result_file=None if result_file is None else str(result_file),
             cache_cleared=cleared,
             cache_note=note,
-            save_dir=None if save is None else str(save.resolve()),
+            save_dir=None if save is None else str(save),
         )
         context.write(run_dir / "context.json")
         (run_dir / "config.json").write_text(resolved.to_json())
         (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
         code = start_ranks(run_dir / "context.json", place, ranks_per_node=run.ranks_per_node)
+        raise_when_stopped()  # the agent has left handlers of its own
         if result_file is None:
             return code
         return finish(resolved, result_file, run_dir, code)
@@ -205,50 +207,6 @@ def clear_caches() -> tuple[bool, str]:
     except OSError as error:
         return False, f"page cache not dropped: {os.strerror(error.errno or errno.EPERM)}"
     return True, "sync; echo 3 > /proc/sys/vm/drop_caches"
-
-
-def start_ranks(context: Path, place: Place, *, ranks_per_node: int) -> int:
-    """Starts this node's ranks with torchrun's agent and waits for them. Returns their exit code; one line on stderr
-    names the rank at fault."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks set their own number
-    single = place.nodes == 1 and place.port == 0
-    config = LaunchConfig(
-        min_nodes=place.nodes,
-        max_nodes=place.nodes,
-        nproc_per_node=ranks_per_node,
-        run_id="bert-mlperf",
-        rdzv_backend="c10d" if single else "static",
-        rdzv_endpoint=f"{'localhost' if single else place.address}:{place.port}",
-        rdzv_configs={"timeout": 300} if single else {"timeout": 300, "rank": place.node},
-        max_restarts=0,
-        monitor_interval=0.2,
-    )
-    try:
-        elastic_launch(config, sys.executable)("-m", "bert_mlperf.train", str(context))
-    except SignalException as stopped:
-        say(f"stopped by {stopped.sigval.name}")
-        return 128 + int(stopped.sigval)
-    except ChildFailedError as failed:
-        return explain_failure(failed)
-    return 0
-
-
-def explain_failure(failed: "ChildFailedError") -> int:
-    """Prints which rank ended the run and why; returns 2 if the cause was bad input, else 1."""
-    failures = failed.failures
-    killed = [rank for rank, f in failures.items() if f.exitcode < 0]
-    rank = killed[0] if killed else min(failures, key=lambda r: (failures[r].exitcode != 2, failures[r].timestamp))
-    failure = failures[rank]
-    if failure.exitcode < 0:
-        reason = f"was killed by {failure.signal_name()}"
-    else:
-        reason = f"failed: {failure.message.splitlines()[0] if failure.message else 'no reason given'}"
-    say(f"error: rank {rank} (process {failure.pid}) {reason}; all ranks have ended")
-    return 2 if failure.exitcode == 2 else 1
 
 
 def finish(resolved: ResolvedSystem, result_file: Path, run_dir: Path, code: int) -> int:

@@ -40,6 +40,7 @@ class DemoOptions:
     dupe_factor: int
     eval_dupe_factor: int
     train_files: int
+    full_length_only: bool = False  # leaves out samples that are shorter than max_seq_length
 
 
 DEMO = DemoOptions(
@@ -62,6 +63,7 @@ DEMO_LONG = DemoOptions(
     dupe_factor=1,
     eval_dupe_factor=1,
     train_files=1,
+    full_length_only=True,
 )
 
 
@@ -108,6 +110,8 @@ def _build(folder: Path, options: DemoOptions) -> None:
             max_seq_length=options.max_seq_length, max_predictions=options.max_predictions, dupe_factor=dupe_factor
         )
         samples = make_examples(documents, vocabulary=vocabulary, options=example_options)
+        if options.full_length_only:
+            samples = samples.take(np.flatnonzero(samples.lengths == options.max_seq_length))
         _write_parts(folder / name, samples, vocabulary, files=files)
 
 

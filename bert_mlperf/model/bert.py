@@ -73,9 +73,18 @@ def build_model(config: ModelConfig, *, seed: int) -> BertForPreTraining:
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear | nn.Embedding):
-            deviation = config.initializer_range
-            nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator)
+            truncated_normal_(module.weight.data, config.initializer_range, generator)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
     nn.init.zeros_(model.masked_lm.bias)
     return model
+
+
+def truncated_normal_(x: Tensor, deviation: float, generator: torch.Generator) -> None:
+    """Fills `x` from N(0, deviation^2) and draws every number beyond two deviations again, as tf.truncated_normal."""
+    flat = x.view(-1).normal_(0, deviation, generator=generator)
+    outside = (flat.abs() > 2 * deviation).nonzero().view(-1)
+    while outside.numel() > 0:
+        again = flat.new_empty(outside.numel()).normal_(0, deviation, generator=generator)
+        flat[outside] = again
+        outside = outside[again.abs() > 2 * deviation]

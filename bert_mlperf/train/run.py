@@ -26,10 +26,10 @@ def run_rank(context: RunContext, info: RankInfo, log: MlperfLog) -> None:
     """Everything between init_start and run_stop. Whatever cuts a run short is logged as aborted and raised again."""
     system = System.model_validate(context.system)
     check_world_size(system, info)
-    log.cache_clear(done=context.cache_cleared, reason=context.cache_note)
-    log.init_start()
     state = None
     try:
+        log.cache_clear(done=context.cache_cleared, reason=context.cache_note)
+        log.init_start()
         state, seed = initialise(context, system, info, log)
         log.init_stop()
         log.run_start()
@@ -109,7 +109,7 @@ def report_end(outcome: Outcome, seconds: float, memory_gib: float, *, target: f
     rate = outcome.samples / seconds
     say(
         info,
-        f"{verdict} | run {seconds:.1f} s | total {rate:,.1f} samples/s | peak memory {memory_gib:.2f} GiB per rank",
+        f"{verdict} | run {seconds:.1f} s | total {rate:,.3g} samples/s | peak memory {memory_gib:.2f} GiB per rank",
     )
 
 
