@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from bert_mlperf.errors import UserError
+from bert_mlperf.train.stop import Stopped
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.exit_code
     except KeyboardInterrupt:
         return 130
 

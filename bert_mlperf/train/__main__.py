@@ -1,50 +1,57 @@
 """Entry of one rank: `python -m bert_mlperf.train CONTEXT.json` under torchrun."""
 
+import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-from bert_mlperf.comm.process_group import RankInfo, close_process_group
 from bert_mlperf.errors import UserError
-from bert_mlperf.mlperf.log import MlperfLog
-from bert_mlperf.train.context import RunContext
-from bert_mlperf.train.run import run_rank
-from bert_mlperf.train.stop import Stopped, raise_when_stopped
+from bert_mlperf.train.stop import LAUNCHER, Stopped, raise_when_stopped, stop_with_launcher
 
 
 def main(arguments: list[str]) -> int:
     """Runs this rank. 0: the run ended by itself, target reached or not; 2: bad input; 128 + n: stopped by signal n."""
     raise_when_stopped()
-    info = RankInfo.from_environment()
     try:
-        context = RunContext.read(Path(arguments[0]))
-        with MlperfLog(context.result_file if info.rank == 0 else None) as log:
-            run_rank(context, info, log)
+        stop_with_launcher()
+        run(Path(arguments[0]))
         return 0
     except Stopped as stopped:
+        report(str(stopped))
         return stopped.exit_code
     except UserError as error:
-        report(error, info)
+        report(str(error))
         return 2
     except Exception as error:
-        traceback.print_exc()
-        report(error, info)
+        report(f"{type(error).__name__}: {error}", trace=traceback.format_exc())
         return 1
 
 
-def report(error: Exception, info: RankInfo) -> None:
-    """Tells the launcher why this rank ends; without a launcher, the terminal."""
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        get_error_handler().record_exception(error)
-    else:
-        print(f"error: rank {info.rank}: {error}", file=sys.stderr, flush=True)
+def run(context_file: Path) -> None:
+    """This rank's part of the run. Imports what takes seconds, so that a signal that comes meanwhile is heeded."""
+    from bert_mlperf.comm.process_group import RankInfo, close_process_group
+    from bert_mlperf.mlperf.log import MlperfLog
+    from bert_mlperf.train.context import RunContext
+    from bert_mlperf.train.run import run_rank
+
+    context, info = RunContext.read(context_file), RankInfo.from_environment()
+    result_file = context.unused_result_file() if info.rank == 0 else None
+    with MlperfLog(result_file) as log:
+        run_rank(context, info, log)
+    close_process_group()
+
+
+def report(message: str, *, trace: str = "") -> None:
+    """Tells our launcher why and when this rank ends (`ranks.explain_failure` reads it); others read it on stderr."""
+    if LAUNCHER not in os.environ:
+        print(f"{trace}error: rank {os.environ.get('RANK', 0)}: {message}", file=sys.stderr, flush=True)
+        return
+    now = time.time()
+    content = {"message": message, "timestamp": int(now), "time": now, "traceback": trace}
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(content))
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    if code == 0:
-        close_process_group()
-    sys.exit(code)
+    sys.exit(main(sys.argv[1:]))

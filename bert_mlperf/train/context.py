@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bert_mlperf.errors import UserError
+
 
 @dataclass(frozen=True)
 class RunContext:
@@ -27,4 +29,20 @@ class RunContext:
 
     @classmethod
     def read(cls, path: Path) -> "RunContext":
-        return cls(**json.loads(path.read_text()))
+        """The context in the file `path`; UserError if there is none."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"{path} is no context of a run ({error}): give a context.json that the launcher wrote, or start the "
+                "run with ./run_and_time.sh"
+            ) from error
+
+    def unused_result_file(self) -> str | None:
+        """The result file; UserError if it has lines already: a run never adds to the log of another."""
+        if self.result_file is not None and Path(self.result_file).exists() and Path(self.result_file).stat().st_size:
+            raise UserError(
+                f"{self.result_file} holds the log of a run already and is not written again: start a new run with "
+                "./run_and_time.sh"
+            )
+        return self.result_file
