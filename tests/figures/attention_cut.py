@@ -1,0 +1,71 @@
+"""Does context decide the demo task? The model of systems/local-cpu.json, whole and with attention cut to +-1 token.
+
+    python -m tests.figures.attention_cut [SAMPLES]
+
+Trains both from the same seed on the demo data for SAMPLES samples (default 40,000; one process, all cores) and prints
+their accuracy on the evaluation set every 3,200 samples.
+"""
+
+import sys
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bert_mlperf.comm.process_group import RankInfo
+from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.config.system import Run, load_system
+from bert_mlperf.launch import demo_folder
+from bert_mlperf.model.batch import Batch
+from bert_mlperf.model.encoder import AttentionRows, Encoder
+from bert_mlperf.train import setup
+from bert_mlperf.train.evaluate import evaluate
+from bert_mlperf.train.step import train_step
+
+SEED = 1
+EVALUATE_EVERY = 3200
+
+
+class CutEncoder(Encoder):
+    """Attention of a token to itself and its two neighbours only, in every layer."""
+
+    def forward(self, x_TH: Tensor, batch: Batch) -> Tensor:
+        rows = AttentionRows.from_batch(batch)
+        steps = torch.arange(batch.max_length)
+        distance_SS = (steps[:, None] - steps).abs()
+        mask = distance_SS <= 1 if rows.key_mask is None else rows.key_mask & (distance_SS <= 1)
+        rows = replace(rows, key_mask=mask | (distance_SS == 0))  # rows of padding must see something
+        for layer in self.layers:
+            x_TH = layer(x_TH, rows)
+        return x_TH.index_select(0, batch.query_tokens_Q)
+
+
+def accuracies(run: Run, samples: int, *, cut: bool) -> list[float]:
+    """Accuracy after every 3,200 samples."""
+    data, device, info = demo_folder("demo"), torch.device("cpu"), RankInfo(0, 0, 1)
+    state = setup.build_state(run, FlatReduction(rank=0, world_size=1), device, seed=SEED, checkpoint=None)
+    if cut:
+        state.model.encoder.__class__ = CutEncoder
+    batches = setup.evaluation_batches(run, setup.open_shards(run, str(data / "eval")), info)
+    found = []
+    with setup.open_loader(run, setup.open_shards(run, str(data / "train")), info, seed=SEED) as loader:
+        for step in loader:
+            train_step(state, step)
+            if state.samples % EVALUATE_EVERY == 0:
+                found.append(evaluate(state.model, batches, state.reduction, device).value)
+            if state.samples >= samples:
+                return found
+    return found
+
+
+def main(samples: int) -> None:
+    overrides = ["run.ranks_per_node=1", "run.micro_batch_size=32"]
+    run = load_system("systems/local-cpu.json", overrides).run
+    print("samples   whole   cut to +-1")
+    whole, cut = accuracies(run, samples, cut=False), accuracies(run, samples, cut=True)
+    for index, (a, b) in enumerate(zip(whole, cut, strict=True), start=1):
+        print(f"{index * EVALUATE_EVERY:7,}  {a:.4f}  {b:.4f}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 40_000)

@@ -1,0 +1,56 @@
+"""Which room may import which: the table of ARCHITECTURE.md."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ALLOWED = {
+    "config": {"errors", "config"},
+    "data": {"errors", "data"},
+    "data_prep": {"errors", "data", "data_prep"},
+    "kernels": {"kernels"},
+    "model": {"errors", "config", "data", "kernels", "model"},
+    "optim": {"errors", "config", "optim"},
+    "comm": {"errors", "comm"},
+    "checkpoint": {"errors", "config", "model", "checkpoint"},
+    "mlperf": {"errors", "config", "mlperf"},
+    "report": {"errors", "config", "report"},
+    "train": {
+        "errors", "config", "data", "kernels", "model", "optim", "comm", "checkpoint", "mlperf", "report", "train",
+    },
+}  # fmt: skip
+
+
+def imported_rooms(file: Path) -> set[str]:
+    """Rooms of bert_mlperf that a file imports."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("bert_mlperf.")}
+
+
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_a_room_imports_only_what_it_may(room):
+    folder = ROOT / room if room in ("kernels", "data_prep") else ROOT / "bert_mlperf" / room
+    files = sorted(folder.rglob("*.py"))
+    assert files
+    for file in files:
+        assert imported_rooms(file) <= ALLOWED[room], file
+
+
+def test_every_room_is_in_the_table():
+    rooms = {path.name for path in (ROOT / "bert_mlperf").iterdir() if (path / "__init__.py").is_file()}
+    assert rooms | {"kernels", "data_prep"} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("module", ["mlperf.check", "mlperf.log", "report.charts", "data.loader", "config.doctor"])
+def test_rooms_without_torch_do_not_import_it(module):
+    code = f"import sys, bert_mlperf.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,133 @@
+"""Set-up and evaluation: warm-up leaves no trace, evaluation neither, bf16 keeps fp32 masters, failures are named."""
+
+import pytest
+import torch
+
+from bert_mlperf.comm.process_group import RankInfo
+from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.data.loader import StepSamples
+from bert_mlperf.data.shards import write_shard
+from bert_mlperf.model.batch import make_batch
+from bert_mlperf.model.bert import Losses
+from bert_mlperf.train import setup
+from bert_mlperf.train.evaluate import evaluate
+from bert_mlperf.train.step import NotFiniteError, TrainState, train_step
+from tests.train.small import GLOBAL_BATCH, small_model, small_run, uneven_samples
+
+CPU = torch.device("cpu")
+ALONE = FlatReduction(rank=0, world_size=1)
+
+
+def small_state(**changes) -> TrainState:
+    return setup.build_state(small_run(**changes), ALONE, CPU, seed=5, checkpoint=None)
+
+
+def steps(count: int) -> list[StepSamples]:
+    """Steps of one global batch each in one micro-batch."""
+    config, made = small_model(), []
+    for index in range(count):
+        samples = uneven_samples(GLOBAL_BATCH, config=config, seed=index)
+        made.append(
+            StepSamples(index, [make_batch(samples)], samples.num_samples, samples.num_masked, samples.num_tokens)
+        )
+    return made
+
+
+def losses(state: TrainState, count: int = 5) -> list[float]:
+    return [train_step(state, step).loss.item() for step in steps(count)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_warm_up_leaves_no_trace(precision):
+    dropout = small_model(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    cold = small_state(precision=precision, model=dropout)
+    expected = losses(cold)
+    warm = small_state(precision=precision, model=dropout)
+    before = warm.flat.master_weights.clone()
+    setup.warm_up(warm, small_run(precision=precision, model=dropout))
+    assert torch.equal(warm.flat.master_weights, before)
+    assert (warm.step, warm.samples, warm.optimizer.updates) == (0, 0, 0)
+    assert losses(warm) == expected
+    assert torch.equal(warm.flat.master_weights, cold.flat.master_weights)
+
+
+def test_evaluation_leaves_training_flag_and_random_state_alone():
+    state = small_state(model=small_model(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1))
+    state.model.train()
+    before = torch.get_rng_state()
+    batches = steps(1)[0].micro_batches
+    first = evaluate(state.model, batches, ALONE, CPU)
+    assert state.model.training
+    assert torch.equal(torch.get_rng_state(), before)
+    assert evaluate(state.model, batches, ALONE, CPU) == first  # no dropout in evaluation
+
+
+def test_an_evaluation_set_without_masked_tokens_is_an_error():
+    with pytest.raises(ValueError, match="no masked token"):
+        evaluate(small_state().model, [], ALONE, CPU)
+
+
+def test_bf16_trains_close_to_fp32_with_fp32_masters():
+    exact, rounded = small_state(), small_state(precision="bf16")
+    assert rounded.model.embeddings.word.weight.dtype == torch.bfloat16
+    assert rounded.flat.master_weights.dtype == rounded.flat.master_gradients.dtype == torch.float32
+    assert losses(rounded, 20) == pytest.approx(losses(exact, 20), rel=0.02)
+    assert torch.equal(rounded.flat.weights, rounded.flat.master_weights.bfloat16())
+
+
+def test_bf16_gradients_of_micro_batches_are_added_in_fp32():
+    flat = small_state(precision="bf16").flat
+    flat.zero_gradients()
+    for gradient in [1.0] + 100 * [2.0**-9]:  # in bf16 each of the hundred would be rounded away
+        flat.gradients.fill_(gradient)
+        flat.accumulate()
+    assert (flat.master_gradients == 1 + 100 * 2.0**-9).all()
+    assert flat.gradients.count_nonzero() == 0
+
+
+def test_every_parameter_is_a_view_of_the_flat_buffers_and_belongs_to_one_tensor():
+    state = small_state()
+    assert sum(p.numel() for p in state.model.parameters()) == state.flat.weights.numel()
+    assert sum(t.weight.numel() for t in state.optimizer.tensors) == state.flat.weights.numel()
+    state.flat.weights.fill_(7.0)
+    state.flat.gradients.fill_(3.0)
+    assert all((p == 7).all() and (p.grad == 3).all() for p in state.model.parameters())
+    assert all((t.weight == 7).all() and (t.gradient == 3).all() for t in state.optimizer.tensors)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_and_is_named():
+    state = small_state()
+    first, second = steps(2)
+    train_step(state, first)
+
+    def poison(model, inputs, sums: Losses) -> Losses:
+        return Losses(sums.masked_lm_sum, sums.next_sentence_sum * float("inf"))
+
+    handle = state.model.register_forward_hook(poison)
+    train_step(state, second)
+    handle.remove()
+    with pytest.raises(NotFiniteError, match=r"gradient of step 1 is not finite \(norm nan, first in bert/embeddings"):
+        train_step(state, first)
+
+
+def test_seeds_decide_weights_order_and_dropout_independently():
+    same, other = small_state(), setup.build_state(small_run(), ALONE, CPU, seed=6, checkpoint=None)
+    assert torch.equal(same.flat.weights, small_state().flat.weights)
+    assert not torch.equal(same.flat.weights, other.flat.weights)
+    seeds = {setup.derived_seed(5, purpose, rank) for purpose in ("weights", "order", "dropout") for rank in range(4)}
+    assert len(seeds) == 12
+
+
+def test_evaluation_batches_hold_every_sample_once(tmp_path):
+    path = tmp_path / "part_00000_of_00001.hdf5"
+    samples = uneven_samples(13, config=small_model())
+    write_shard(path, samples, vocab_size=small_model().vocab_size)
+    run = small_run(micro_batch_size=4)
+    batches = [
+        batch
+        for rank in range(3)
+        for batch in setup.evaluation_batches(run, setup.open_shards(run, str(path)), RankInfo(rank, 0, 3))
+    ]
+    assert sum(batch.num_samples for batch in batches) == 13
+    assert sum(batch.num_masked for batch in batches) == samples.num_masked
+    assert sorted(torch.cat([b.input_ids_T for b in batches]).tolist()) == sorted(samples.input_ids.tolist())
