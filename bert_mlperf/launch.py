@@ -46,8 +46,8 @@ def launch(system_file: Path, *, overrides: list[str], runs: int, results: Path,
     say(describe_system(resolved))
     with raising_when_stopped():
         inputs = prepare_inputs(resolved)
-        results_dir = open_folder(results / resolved.name / "bert", option="--results")
         save_dir = None if save is None else open_folder(save, option="--save")
+        results_dir = open_folder(results / resolved.name / "bert", option="--results")
         codes: list[int] = []
         while len(codes) < runs and max(codes, default=0) < 2:
             codes.append(run_once(resolved, inputs, place, results_dir, save_dir))
@@ -167,7 +167,8 @@ def run_once(resolved: ResolvedSystem, inputs: Inputs, place: Place, results: Pa
         (run_dir / "config.json").write_text(resolved.to_json())
         (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
         code = start_ranks(run_dir / "context.json", place, ranks_per_node=run.ranks_per_node)
-        raise_when_stopped()  # the agent has left handlers of its own
+        if code < 128:
+            raise_when_stopped()  # the agent has left handlers of its own
         if result_file is None:
             return code
         return finish(resolved, result_file, run_dir, code)
@@ -226,7 +227,7 @@ def finish(resolved: ResolvedSystem, result_file: Path, run_dir: Path, code: int
 def describe_system(resolved: ResolvedSystem) -> str:
     system, run = resolved.system, resolved.run
     return (
-        f"system   {resolved.name}: {system.number_of_nodes} node x {run.ranks_per_node} ranks, {run.device}, "
+        f"system   {resolved.name}: {system.number_of_nodes} node(s) x {run.ranks_per_node} rank(s), {run.device}, "
         f"{run.precision} | model {run.model.name} ({system.division} division) | "
         f"batch {run.recipe.global_batch_size}, rate {run.recipe.base_learning_rate:g}"
     )

@@ -1,0 +1,275 @@
+"""Bad input of a launch: one sentence that says what to do, exit code 2, and the results folder as it was."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import pytest
+
+from bert_mlperf.cli import main
+from tests.config import files
+from tests.launch import launching
+from tests.launch.launching import SHARD, TINY_MODEL, tiny_system
+
+
+def old_results(folder: Path) -> Path:
+    """A results folder that holds one earlier run."""
+    bert = folder / "results" / "tiny" / "bert"
+    (bert / "run_0").mkdir(parents=True)
+    (bert / "result_0.txt").write_text(":::MLLOG of an earlier run\n")
+    (bert / "run_0" / "config.json").write_text("{}\n")
+    return folder / "results"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
+    """The sentence with which `launch` of `folder`/tiny.json is refused; whatever lies in `folder` stays as it is."""
+    before = launching.snapshot(folder)
+    code = main(["launch", str(folder / "tiny.json"), "--results", str(folder / "results"), *arguments])
+    output = capsys.readouterr()
+    assert code == 2, output.err
+    assert launching.snapshot(folder) == before
+    return the_sentence(output.err)
+
+
+def the_sentence(stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, stderr
+    assert stderr.endswith(f"{lines[0]}\n")
+    assert "Traceback" not in stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize("with_results", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run.recipe.base_learnig_rate=1"], ["unknown key", "did you mean run.recipe.base_learning_rate?"]),
+        (["run.precision=8"], ["run.precision is 8 (a whole number)", 'expected "fp32" or "bf16"']),
+        (["recipe.global_batch_size=9"], ["global_batch_size is 9, expected 8 = 1 nodes x 2", "change one of them"]),
+        (["target_accuracy=1.0"], ["run.target_accuracy is 1.0", "expected a number > 0 and < 1"]),
+        (["target_accuracy=0"], ["run.target_accuracy is 0", "expected a number > 0 and < 1"]),
+        (["eval_interval_samples=0"], ["run.eval_interval_samples is 0", "expected a whole number > 0"]),
+        (["eval_interval_samples=-8"], ["run.eval_interval_samples is -8", "expected a whole number > 0"]),
+        (
+            ["recipe.global_batch_size=208", "micro_batch_size=104"],
+            ["/train holds 200 samples", "at least one global batch of 208", "add data or lower run.recipe.global"],
+        ),
+        (["model.vocab_size=50"], [SHARD, "token id 60 lies outside the vocabulary", "(0 to 49)", "use the data"]),
+        (["model.max_position_embeddings=39"], [SHARD, "40 tokens", "39", "choose another model"]),
+        (["division=closed"], ["division closed demands bert-large in run.model, got bert-tiny-test", "set division"]),
+        (
+            ["number_of_nodes=2", "micro_batch_size=2", "master_port=29511"],
+            ["has 2 nodes", "NODE_RANK=0..1", "got NODE_RANK=None, MASTER_ADDR=None"],
+        ),
+    ],
+)
+def test_wrong_values(
+    tmp_path: Path,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    expected: list[str],
+    with_results: bool,
+) -> None:
+    for name in ("NODE_RANK", "SLURM_NODEID", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    files.write(tmp_path, tiny_system(data), "tiny.json")
+    if with_results:
+        old_results(tmp_path)
+    sentence = refusal(capsys, tmp_path, "--set", *arguments)
+    for part in expected:
+        assert part in sentence
+
+
+def missing_file(path: Path) -> None:
+    path.unlink()
+
+
+def malformed_file(path: Path) -> None:
+    path.write_text(path.read_text()[:-3])
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"), [(missing_file, "does not exist"), (malformed_file, "not valid JSON at line 1, column")]
+)
+def test_missing_or_malformed_system_file(
+    tmp_path: Path,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    expected: str,
+) -> None:
+    path = files.write(tmp_path, tiny_system(data), "tiny.json")
+    damage(path)
+    sentence = refusal(capsys, tmp_path)
+    assert str(path) in sentence
+    assert expected in sentence
+
+
+def truncated(shard: Path) -> None:
+    with shard.open("r+b") as file:
+        file.truncate(shard.stat().st_size // 2)
+
+
+def changed(shard: Path) -> None:
+    with shard.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+
+
+def foreign_hdf5(shard: Path) -> None:
+    shard.unlink()
+    with h5py.File(shard, "w") as file:
+        file["weather"] = [1, 2, 3]
+
+
+def foreign_text(shard: Path) -> None:
+    shard.write_text("not a shard\n")
+
+
+def missing_of_two(shard: Path) -> None:
+    shard.rename(shard.with_name("part_00001_of_00002.hdf5"))
+
+
+def none_left(shard: Path) -> None:
+    shard.unlink()
+
+
+def no_folder(shard: Path) -> None:
+    shutil.rmtree(shard.parent)
+
+
+@pytest.mark.parametrize("which", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (truncated, [SHARD, "truncated", "copy it again"]),
+        (changed, [SHARD, "does not match its sha256", "copy it again"]),
+        (foreign_hdf5, [SHARD, "HDF5 of an", "remove it or convert it"]),
+        (foreign_text, [SHARD, "neither HDF5 nor TFRecord", "remove it"]),
+        (missing_of_two, ["has 1 of 2 shards", "number 0 is missing", "copy the missing ones"]),
+        (none_left, ["has no shards (it is empty)", "expected files like", "prepare the data"]),
+        (no_folder, ["does not exist", "give a folder of shards"]),
+    ],
+)
+def test_bad_shards(
+    tmp_path: Path,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+    which: str,
+    damage: Callable[[Path], None],
+    expected: list[str],
+) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    damage(tmp_path / "data" / which / SHARD)
+    files.write(tmp_path, tiny_system(tmp_path / "data"), "tiny.json")
+    sentence = refusal(capsys, tmp_path)
+    for part in [str(tmp_path / "data" / which), *expected]:
+        assert part in sentence
+
+
+def test_port_that_is_taken(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        files.write(tmp_path, tiny_system(data, master_port=port), "tiny.json")
+        sentence = refusal(capsys, tmp_path)
+    assert f"port {port} (run.master_port) cannot be used" in sentence
+    assert "Address already in use" in sentence
+    assert "set another port" in sentence
+
+
+@pytest.mark.parametrize("content", [None, "not a checkpoint\n"])
+def test_checkpoint_that_is_none(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    checkpoint = tmp_path / "weights.pt"
+    if content is not None:
+        checkpoint.write_text(content)
+    files.write(tmp_path, tiny_system(data), "tiny.json")
+    sentence = refusal(capsys, tmp_path, "--set", f"data.checkpoint={checkpoint}")
+    assert str(checkpoint) in sentence
+    assert "does not exist" in sentence or "expected a TF1 checkpoint" in sentence
+
+
+def test_options_that_contradict_or_overwrite(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write(tmp_path, tiny_system(data), "tiny.json")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "weights.pt").write_bytes(b"weights of an earlier run")
+    assert "--runs is 0, expected 1 or more" in refusal(capsys, tmp_path, "--runs", "0")
+    assert "leave out one of them" in refusal(capsys, tmp_path, "--runs", "2", "--save", str(tmp_path / "new"))
+    assert "exists already and is not overwritten" in refusal(capsys, tmp_path, "--save", str(kept))
+    assert "(--save) cannot be written" in refusal(capsys, tmp_path, "--save", str(tmp_path / "tiny.json"))
+
+
+def test_file_where_the_results_folder_should_be(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.write(tmp_path, tiny_system(data), "tiny.json")
+    (tmp_path / "results").write_text("in the way\n")
+    sentence = refusal(capsys, tmp_path)
+    assert f"{tmp_path / 'results'}/tiny/bert (--results) cannot be written (Not a directory)" in sentence
+    assert "give another with --results" in sentence
+
+
+AS_NOBODY = """
+import os, sys
+import bert_mlperf.data.shards, bert_mlperf.launch  # nobody may not be able to read the installation
+from bert_mlperf.cli import main
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_read_only_results_folder(data: Path) -> None:
+    """Root may write everywhere, so the launcher runs as nobody, in a folder that nobody can reach."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(data, folder / "data")
+        files.write(folder, tiny_system(folder / "data"), "tiny.json")
+        results = old_results(folder)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        before = launching.snapshot(folder)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, "launch", "tiny.json", "--results", str(results)],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=launching.clean_environment(),
+            timeout=launching.PATIENCE_S,
+        )
+        after = launching.snapshot(folder)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755)
+    assert done.returncode == 2, done.stderr
+    assert f"{results}/tiny/bert (--results) cannot be written (Permission denied)" in the_sentence(done.stderr)
+    assert after == before
+
+
+def test_real_command_line(tmp_path: Path, data: Path) -> None:
+    """As a process of its own: the exit code, and nothing but the sentence after what was found to be right."""
+    wrong = tiny_system(data) | {"number_of_nodes": "3"}
+    launched = launching.Launched(tmp_path, wrong)
+    assert launched.end() == 2
+    sentence = the_sentence(launched.output)
+    assert "run.recipe.global_batch_size is 8, expected 24 = 3 nodes x 2 ranks_per_node x 4" in sentence
+    assert launched.output == f"{sentence}\n"
+    assert launched.stdout.read_text() == ""
+    assert not (tmp_path / "results").exists()
+
+
+def test_model_of_the_tests_is_the_one_of_the_data(data: Path) -> None:
+    """Else the tests above would pass for the wrong reason."""
+    assert TINY_MODEL.vocab_size == 61
+    assert TINY_MODEL.max_position_embeddings == 40
