@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 from bert_mlperf.errors import UserError
+from bert_mlperf.train.context import RunContext
 from bert_mlperf.train.stop import LAUNCHER, Stopped, raise_when_stopped, stop_with_launcher
 
 
@@ -31,12 +32,12 @@ def main(arguments: list[str]) -> int:
 
 def run(context_file: Path) -> None:
     """This rank's part of the run. Imports what takes seconds, so that a signal that comes meanwhile is heeded."""
+    context = RunContext.read(context_file)
     from bert_mlperf.comm.process_group import RankInfo, close_process_group
     from bert_mlperf.mlperf.log import MlperfLog
-    from bert_mlperf.train.context import RunContext
     from bert_mlperf.train.run import run_rank
 
-    context, info = RunContext.read(context_file), RankInfo.from_environment()
+    info = RankInfo.from_environment()
     result_file = context.unused_result_file() if info.rank == 0 else None
     with MlperfLog(result_file) as log:
         run_rank(context, info, log)

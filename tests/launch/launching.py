@@ -47,6 +47,7 @@ def tiny_system(data: Path, *, ranks: int = 2, **changes: Any) -> dict[str, Any]
         "eval_interval_samples": 24,
         "max_samples": 48,
         "seed": 7,
+        "progress_interval_s": 1000.0,  # so that there is one line per evaluation
         "timeout_s": 20,
     }
     return files.small() | {"run": run | changes}
@@ -55,7 +56,7 @@ def tiny_system(data: Path, *, ranks: int = 2, **changes: Any) -> dict[str, Any]
 class Launched:
     """`python -m bert_mlperf launch` as a process of its own session; its results go to `folder`/results.
 
-    `group` has several of them use one folder of results without mixing up their outputs.
+    `tag` keeps the outputs of several launchers in one folder apart.
     """
 
     def __init__(

@@ -269,6 +269,27 @@ def test_real_command_line(tmp_path: Path, data: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
+def test_run_and_time_passes_arguments_and_exit_code_on(tmp_path: Path) -> None:
+    """In a copy of the scripts, beside which there is no .venv, with a python3 that can import the package."""
+    root = Path(__file__).resolve().parents[2]
+    for name in ("run_and_time.sh", "setup_env.sh"):
+        shutil.copy(root / name, tmp_path / name)
+    (tmp_path / "bin").mkdir()
+    python3 = tmp_path / "bin" / "python3"
+    python3.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python3.chmod(0o755)
+    done = subprocess.run(
+        [tmp_path / "run_and_time.sh", "systems/none.json", "--runs", "2"],
+        capture_output=True,
+        text=True,
+        env=launching.clean_environment() | {"PATH": f"{python3.parent}:{os.environ['PATH']}"},
+        timeout=launching.PATIENCE_S,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: System file systems/none.json does not exist.\n"
+    assert not (tmp_path / ".venv").exists()
+
+
 def test_model_of_the_tests_is_the_one_of_the_data(data: Path) -> None:
     """Else the tests above would pass for the wrong reason."""
     assert TINY_MODEL.vocab_size == 61
