@@ -34,7 +34,7 @@ def write_data(folder: Path) -> Path:
 
 def tiny_system(data: Path, *, ranks: int = 2, **changes: Any) -> dict[str, Any]:
     """A system that trains 48 samples in 6 steps and evaluates twice. `changes` are keys of `run`."""
-    run = {
+    run: dict[str, Any] = {
         "model": TINY_MODEL.model_dump(),
         "recipe": {"global_batch_size": 8, "base_learning_rate": 0.01, "training_steps": 100},
         "data": {"train": str(data / "train"), "eval": str(data / "eval")},
@@ -94,8 +94,8 @@ class Launched:
         return [line for line in self.output.splitlines() if line.startswith("error: ")]
 
     def wait_until(self, happened: Callable[[], object], what: str) -> None:
-        """Polls until `happened()`; fails when the launcher ends first or PATIENCE_S are over."""
-        deadline = time.monotonic() + PATIENCE_S
+        """Polls until `happened()`; fails when the launcher ends first or it takes too long."""
+        deadline = time.monotonic() + 2 * PATIENCE_S
         while not happened():
             assert self.process.poll() is None, f"the launcher ended before {what}:\n{self.output}"
             assert time.monotonic() < deadline, f"{what} did not happen:\n{self.output}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_mlperf.cli import main
 from bert_mlperf.data.shard_file import read_header
 from tests.launch import launching
 from tests.launch.launching import ENDLESS, SHARD, Launched, tiny_system
@@ -22,9 +23,9 @@ class Ended:
     process: int  # of the rank that the test has ended, 0 if none
 
 
-def signalled(rank: int, signum: signal.Signals) -> Callable[[Path, Path], Ended]:
+def signalled(rank: int, signum: signal.Signals, *, timeout_s: int = 20) -> Callable[[Path, Path], Ended]:
     def act(folder: Path, data: Path) -> Ended:
-        launched = Launched(folder, tiny_system(data, **ENDLESS, timeout_s=5))
+        launched = Launched(folder, tiny_system(data, **ENDLESS | {"timeout_s": timeout_s}))
         launched.wait_for_training()
         process = launched.rank(rank)
         os.kill(process, signum)
@@ -67,7 +68,7 @@ def ended(launched: Launched, process: int = 0) -> Ended:
 
 
 SCENARIOS = {
-    "hanging rank 1": signalled(1, signal.SIGSTOP),  # first: it takes longest and uses no processor
+    "hanging rank 1": signalled(1, signal.SIGSTOP, timeout_s=6),  # first: it takes longest and uses no processor
     "SIGKILL of rank 1": signalled(1, signal.SIGKILL),
     "SIGKILL of rank 0": signalled(0, signal.SIGKILL),
     "SIGTERM of rank 1": signalled(1, signal.SIGTERM),
@@ -118,7 +119,7 @@ def test_a_hanging_rank_ends_the_run(scenarios: dict[str, Ended]) -> None:
     scenario = scenarios["hanging rank 1"]
     error = the_error(scenario, code=1)
     assert error.startswith("error: rank 0 ")
-    assert "Timed out waiting 5000ms" in error
+    assert "Timed out waiting 6000ms" in error
     assert "rank 1 hung and was killed" in error
     assert launching.run_stop_status(scenario.launched.log) == "aborted"
 
@@ -145,3 +146,10 @@ def test_a_gradient_that_is_not_finite_is_named(scenarios: dict[str, Ended]) -> 
     assert "lower the learning rate" in error
     assert scenario.launched.output.count("Traceback") == 1  # of the rank that is named
     assert launching.run_stop_status(scenario.launched.log) == "aborted"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_log_gets_a_verdict(scenarios: dict[str, Ended], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log = scenarios[name].launched.log
+    assert main(["check", str(log)]) == 1
+    assert f"{log}: INVALID for 5.0.0 open" in capsys.readouterr().out

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from bert_mlperf.cli import main
+from bert_mlperf.train.stop import STOP_SIGNALS
+from tests.config import files
 from tests.launch import launching
 from tests.launch.launching import ENDLESS, Launched, tiny_system
 
@@ -146,3 +148,21 @@ def test_a_run_that_never_began_has_no_log_but_a_verdict(
     assert launched.log.read_bytes() == b""
     assert main(["check", str(launched.log)]) == 2
     assert "is empty" in capsys.readouterr().out
+
+
+def test_a_signal_before_the_ranks_start_leaves_nothing(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while the data is looked at; the handlers of the caller are put back."""
+    files.write(tmp_path, tiny_system(data), "tiny.json")
+    before = launching.snapshot(tmp_path)
+    handlers = [signal.getsignal(name) for name in STOP_SIGNALS]
+
+    def inspect_shards(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("bert_mlperf.data.shards.inspect_shards", inspect_shards)
+    assert main(["launch", str(tmp_path / "tiny.json"), "--results", str(tmp_path / "results")]) == 143
+    assert capsys.readouterr().err.endswith("\nstopped by SIGTERM\n")
+    assert launching.snapshot(tmp_path) == before
+    assert [signal.getsignal(name) for name in STOP_SIGNALS] == handlers
