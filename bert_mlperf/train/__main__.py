@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     raise_when_stopped()
     try:
         stop_with_launcher()
-        run(Path(arguments[0]))
+        run(Path(arguments[0] if arguments else "context.json"))
         return 0
     except Stopped as stopped:
         report(str(stopped))
