@@ -1,5 +1,5 @@
 """Real Wikipedia examples in a published layout, read as they are and trained on. `tests.figures.wikipedia` goes on to
-150 steps."""
+50 steps of 64."""
 
 import math
 
