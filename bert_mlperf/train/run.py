@@ -55,6 +55,9 @@ def initialise(context: RunContext, system: System, info: RankInfo, log: MlperfL
     open_process_group(info, device, timeout_s=run.timeout_s)
     reduction = FlatReduction(rank=info.rank, world_size=info.world_size)
     seed = setup.shared_seed(context.seed, reduction, device)
+    for node, done in enumerate(setup.flag_of_each_node(context.cache_cleared, run, info, reduction, device)):
+        if node > 0:  # that of node 0 was logged first of all
+            log.cache_clear(done=done, reason=f"as node {node} told")
     log.submission(system)
     log.hyperparameters(run, seed)
     state = setup.build_state(run, reduction, device, seed=seed, checkpoint=context.checkpoint)

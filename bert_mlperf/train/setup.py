@@ -44,6 +44,17 @@ def shared_seed(seed: int, reduction: FlatReduction, device: torch.device) -> in
     return int(seed_1.item())
 
 
+def flag_of_each_node(
+    value: bool, run: Run, info: RankInfo, reduction: FlatReduction, device: torch.device
+) -> list[bool]:
+    """`value` as the first rank of each node has it, in the order of the nodes; the same list on every rank."""
+    flags = torch.zeros(info.world_size // run.ranks_per_node, dtype=torch.int64, device=device)
+    if info.rank % run.ranks_per_node == 0:
+        flags[info.rank // run.ranks_per_node] = value
+    reduction.sum(flags)
+    return [bool(flag) for flag in flags.tolist()]
+
+
 def derived_seed(seed: int, purpose: str, rank: int = 0) -> int:
     """An independent 63-bit seed for one purpose (weights, order, dropout) and rank, from the run's one seed."""
     words = np.random.SeedSequence([seed, rank, *purpose.encode()]).generate_state(1, dtype=np.uint64)

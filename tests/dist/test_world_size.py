@@ -112,6 +112,15 @@ def test_a_difference_between_ranks_is_noticed():
     assert run_ranks(2, different_weights) == [False, False]
 
 
+def node_flags(reduction: FlatReduction) -> list[bool]:
+    run, info = small_run(ranks_per_node=2), RankInfo(reduction.rank, reduction.rank % 2, reduction.world_size)
+    return setup.flag_of_each_node(reduction.rank < 2, run, info, reduction, torch.device("cpu"))
+
+
+def test_every_rank_learns_what_each_node_said():
+    assert run_ranks(4, node_flags) == 4 * [[True, False]]
+
+
 def sum_of_ranks(reduction: FlatReduction) -> np.ndarray:
     buffer = torch.arange(5, dtype=torch.float32) * (reduction.rank + 1)
     reduction.sum(buffer)

@@ -158,6 +158,7 @@ def test_two_nodes_train_as_one_and_only_node_0_writes(runs: Runs) -> None:
     assert not [path for path in (second.folder / "results").rglob("*") if path.is_file()]
     assert values(first.log, "submission_platform") == ["2xsmall"]
     assert launching.run_stop_status(first.log) == "aborted"  # there is no target
+    assert len(values(first.log, "cache_clear")) == 2
     assert len(losses(first)) == 2
     assert losses(first) == pytest.approx(losses(runs.kept), rel=2e-6)
     assert values(first.log, "eval_accuracy") == values(runs.kept.log, "eval_accuracy")
