@@ -45,6 +45,7 @@ def launch(system_file: Path, *, overrides: list[str], runs: int, results: Path,
     check_port(place)
     say(describe_system(resolved))
     with raising_when_stopped():
+        check_devices(resolved)
         inputs = prepare_inputs(resolved)
         save_dir = None if save is None else open_folder(save, option="--save")
         results_dir = open_folder(results / resolved.name / "bert", option="--results")
@@ -94,6 +95,21 @@ def check_port(place: Place) -> None:
                 f"port {place.port} (run.master_port) cannot be used on this node ({error.strerror}): "
                 "stop the process that holds it, or set another port (0 takes a free one on a single node)"
             ) from error
+
+
+def check_devices(resolved: ResolvedSystem) -> None:
+    """Raises UserError if this node has fewer CUDA devices than ranks that want one."""
+    run = resolved.run
+    if run.device == "cpu":
+        return
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < run.ranks_per_node and (run.device == "cuda" or found > 0):
+        raise UserError(
+            f"{resolved.path}: run.ranks_per_node is {run.ranks_per_node}, one CUDA device each, and this node has "
+            f"{found}: {'lower it' if found else 'install a CUDA build of PyTorch and a driver'} or set run.device=cpu"
+        )
 
 
 def open_folder(folder: Path, *, option: str) -> Path:
@@ -147,6 +163,7 @@ def run_once(resolved: ResolvedSystem, inputs: Inputs, place: Place, results: Pa
     from bert_mlperf.train.context import RunContext
 
     run = resolved.run
+    seed = secrets.randbelow(2**31) if run.seed == "os" else run.seed
     with run_folder(place, results) as (result_file, run_dir):
         cleared, note = clear_caches()
         context = RunContext(
@@ -156,13 +173,15 @@ def run_once(resolved: ResolvedSystem, inputs: Inputs, place: Place, results: Pa
             checkpoint=None if inputs.checkpoint is None else str(inputs.checkpoint),
             evaluation_points=resolved.evaluation_points,
             threads_per_rank=resolved.threads_per_rank,
-            seed=secrets.randbelow(2**31) if run.seed == "os" else run.seed,
+            seed=seed,
             run_dir=str(run_dir),
             result_file=None if result_file is None else str(result_file),
             cache_cleared=cleared,
             cache_note=note,
             save_dir=None if save is None else str(save),
         )
+        if result_file is not None:
+            say(f"run      {result_file.stem}, seed {seed}")
         context.write(run_dir / "context.json")
         (run_dir / "config.json").write_text(resolved.to_json())
         (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
@@ -216,10 +235,12 @@ def finish(resolved: ResolvedSystem, result_file: Path, run_dir: Path, code: int
     from bert_mlperf.report.charts import draw_curves
 
     say(f"log      {shown(result_file)}")
-    if code != 0:
+    if result_file.stat().st_size == 0:  # stopped before init_start
         return code
     verdict = check_log(result_file)
-    say(f"verdict  {verdict}")
+    say(f"verdict  {verdict}: {verdict.summary}")
+    if code != 0:
+        return code
     say(f"picture  {shown(draw_curves(run_dir))}")
     return 0 if verdict.ok and verdict.target_met else 1
 

@@ -58,7 +58,10 @@ def parse_override(text: str, *, top_keys: Iterable[str], run_keys: Iterable[str
     dotted, equals, value = text.partition("=")
     keys = tuple(part.strip() for part in dotted.split("."))
     if not equals or not all(keys):
-        raise UserError(f"--set {text}: expected key=value, e.g. --set run.recipe.base_learning_rate=1e-3.")
+        raise UserError(
+            f"--set {text}: expected key=value, e.g. --set run.recipe.base_learning_rate=1e-3; a system file goes "
+            "before --set."
+        )
     if keys[0] in top_keys:
         return keys, value
     if keys[0] in run_keys:

@@ -32,7 +32,7 @@ EPSILON_KEYS = ("opt_epsilon", "opt_lamb_epsilon")
 
 def parse_round(text: str) -> str:
     """Full name of a round that has BERT ("5.0" is "5.0.0"); UserError with the reason for any other."""
-    name = text if re.fullmatch(r"\d+\.\d+\.\d+", text) else f"{text}.0"
+    name = text + ".0" * max(0, 2 - text.count("."))
     if name in ROUNDS:
         return name
     if not re.fullmatch(r"\d+\.\d+\.\d+", name):

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bert_mlperf.errors import UserError
 from bert_mlperf.report.metrics import METRICS_FILE, Evaluation, Metrics, read_metrics
@@ -34,6 +34,7 @@ def draw_curves(run_dir: str | Path) -> Path:
     _draw_losses(losses, metrics)
     _draw_accuracies(accuracies, metrics.evaluations, target)
     accuracies.set_xlabel("training samples")
+    accuracies.xaxis.set_major_locator(MaxNLocator(integer=True))
     accuracies.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     path = run_dir / CURVES_FILE
     figure.savefig(path)
@@ -88,7 +89,7 @@ def _draw_losses(axes: Axes, metrics: Metrics) -> None:
     axes.set_ylabel("training loss (nats)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper right")
+    axes.legend(loc="best")
 
 
 def _draw_accuracies(axes: Axes, evaluations: list[Evaluation], target: float | None) -> None:
@@ -98,9 +99,9 @@ def _draw_accuracies(axes: Axes, evaluations: list[Evaluation], target: float | 
     if target is not None:
         axes.axhline(target, linestyle="--", color=ORANGE, label=f"target {target:.3f}")
     for sample, accuracy in list(zip(samples, accuracies, strict=True))[-1:]:
-        axes.annotate(f"{accuracy:.4f}", (sample, accuracy), xytext=(-6, 6), textcoords="offset points", ha="right")
+        axes.annotate(f"{accuracy:.4f}", (sample, accuracy), xytext=(-6, 8), textcoords="offset points", ha="right")
     axes.set_ylabel("masked-LM accuracy (share)")
     axes.set_ylim(0, 1.15 * max([target or 0.0, 0.01, *accuracies]))
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    axes.legend(loc="best")

@@ -85,7 +85,7 @@ def progress_line(interval: Interval, *, total_samples: int, evaluated: str) -> 
         f"{_rate(interval.samples_per_s)} samples/s",
         f"{_rate(interval.tokens_per_s)} tokens/s",
         f"wait {interval.wait_percent:.1f}%",
-        f"{time_left(total_samples - interval.samples, interval.samples_per_s)} left",
+        f"{time_left(total_samples - interval.samples, interval.samples_per_s)} left at most",
     ]
     return " | ".join(parts)
 

@@ -13,7 +13,6 @@ from bert_mlperf.config.system import Run
 from bert_mlperf.data.loader import Loader, StepSamples, evaluation_samples
 from bert_mlperf.data.samples import Samples
 from bert_mlperf.data.shards import ShardSet
-from bert_mlperf.errors import UserError
 from bert_mlperf.model.batch import Batch, make_batch
 from bert_mlperf.model.bert import build_model
 from bert_mlperf.model.tensors import tensor_specs
@@ -28,11 +27,6 @@ def pick_device(run: Run, info: RankInfo, *, threads: int) -> torch.device:
     if not wants_cuda:
         torch.set_num_threads(threads)
         return torch.device("cpu")
-    if info.local_rank >= torch.cuda.device_count():
-        raise UserError(
-            f"rank {info.rank} needs CUDA device {info.local_rank}, this node has {torch.cuda.device_count()}: "
-            "set run.ranks_per_node to the number of devices or run.device to cpu"
-        )
     torch.cuda.set_device(info.local_rank)
     return torch.device("cuda", info.local_rank)
 

@@ -17,6 +17,7 @@ import numpy as np
 from bert_mlperf.cli import main as cli
 from bert_mlperf.data.samples import Samples
 from bert_mlperf.data.shards import write_shard
+from bert_mlperf.errors import UserError
 
 REFERENCE = Path(os.environ.get("BERT_MLPERF_REFERENCE", "../shared"))
 VOCABULARY = 30522
@@ -25,6 +26,8 @@ BOUND = 7.4  # nats; guessing by frequency gives 7.14, a uniform guess ln(30522)
 
 def reference_examples(path: Path) -> Samples:
     """All examples of a reference .npz file."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: set BERT_MLPERF_REFERENCE to the folder of reference vectors")
     with np.load(path) as arrays:
         lengths = np.diff(arrays["offsets"])
         positions = np.arange(lengths.sum()) - np.repeat(arrays["offsets"][:-1], lengths)
@@ -61,4 +64,7 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")

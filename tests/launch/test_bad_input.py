@@ -11,6 +11,7 @@ from pathlib import Path
 
 import h5py
 import pytest
+import torch
 
 from bert_mlperf.cli import main
 from tests.config import files
@@ -86,6 +87,25 @@ def test_wrong_values(
     sentence = refusal(capsys, tmp_path, "--set", *arguments)
     for part in expected:
         assert part in sentence
+
+
+@pytest.mark.parametrize(
+    ("device", "found", "expected"),
+    [("cuda", 0, "install a CUDA build of PyTorch"), ("cuda", 1, "lower it"), ("auto", 1, "lower it")],
+)
+def test_fewer_devices_than_ranks(
+    tmp_path: Path,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    found: int,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    files.write(tmp_path, tiny_system(data), "tiny.json")
+    sentence = refusal(capsys, tmp_path, "--set", f"device={device}")
+    assert f"run.ranks_per_node is 2, one CUDA device each, and this node has {found}: {expected}" in sentence
 
 
 def missing_file(path: Path) -> None:

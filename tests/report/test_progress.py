@@ -27,10 +27,10 @@ def test_a_pipe_gets_one_line_per_call() -> None:
     assert "\r" not in text and "\x1b" not in text
     assert text.splitlines() == [
         " 25%  640 / 2,560 samples | loss 7.500 | lr 1.00e-03 | grad 1.25 | 1,140 samples/s | 50,000 tokens/s | "
-        "wait 0.2% | 0:02 left",
+        "wait 0.2% | 0:02 left at most",
         "eval     0.5835 (target 0.720) at 640 samples",
         " 50%  1,280 / 2,560 samples | loss 7.500 | lr 1.00e-03 | grad 1.25 | acc 0.583 @ 640 (target 0.720) | "
-        "3.14 samples/s | 50,000 tokens/s | wait 0.2% | 6:48 left",
+        "3.14 samples/s | 50,000 tokens/s | wait 0.2% | 6:48 left at most",
         "a line",
     ]
 
