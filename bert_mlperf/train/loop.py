@@ -18,12 +18,11 @@ from bert_mlperf.train.step import StepResult, TrainState, train_step
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `samples` were trained on, `seconds` passed from run_start to run_stop."""
+    """How a run ended, after `samples` samples."""
 
     reached: bool
     accuracy: float
     samples: int
-    seconds: float = 0.0
 
 
 @dataclass

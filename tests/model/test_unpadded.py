@@ -6,6 +6,8 @@ import torch
 
 from bert_mlperf.config.model import ModelConfig
 from bert_mlperf.data.samples import Samples
+from bert_mlperf.kernels.attention import attention
+from bert_mlperf.model import encoder
 from bert_mlperf.model.batch import make_batch
 from bert_mlperf.model.bert import build_model
 from bert_mlperf.model.tensors import tensor_specs
@@ -107,3 +109,27 @@ def test_first_weights_are_drawn_as_the_reference_draws_them():
     again, other = build_model(model.config, seed=7), build_model(model.config, seed=8)
     assert torch.equal(again.embeddings.word.weight, words)
     assert not torch.equal(other.embeddings.word.weight, words)
+
+
+def test_dropout_acts_at_every_place_of_the_reference(monkeypatch):
+    """After the embeddings, after attention and feed-forward of each layer, and on the attention probabilities."""
+    model = build_model(config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.3), seed=1)
+    hidden, probabilities = [], []
+
+    def spy_dropout(x, p, training):
+        hidden.append((p, training))
+        return x
+
+    def spy_attention(*arguments, dropout, **options):
+        probabilities.append(dropout)
+        return attention(*arguments, dropout=dropout, **options)
+
+    monkeypatch.setattr(encoder.F, "dropout", spy_dropout)
+    monkeypatch.setattr(encoder, "attention", spy_attention)
+    batch = make_batch(random_samples([5, 9], 50))
+    model.train()(batch)
+    assert hidden == 5 * [(0.1, True)]
+    assert probabilities == [0.3, 0.3]
+    model.eval()(batch)
+    assert hidden[5:] == 5 * [(0.1, False)]
+    assert probabilities[2:] == [0.0, 0.0]
