@@ -74,7 +74,7 @@ def find_place(resolved: ResolvedSystem) -> Place:
     if nodes == 1:
         return Place(0, 1, "127.0.0.1", port)
     node, address = os.environ.get("NODE_RANK", os.environ.get("SLURM_NODEID")), os.environ.get("MASTER_ADDR")
-    if node is None or address is None or not node.isdigit() or int(node) >= nodes:
+    if node is None or address is None or not (node.isascii() and node.isdecimal()) or int(node) >= nodes:
         raise UserError(
             f"system {resolved.name} has {nodes} nodes: start ./run_and_time.sh on each of them with "
             f"NODE_RANK=0..{nodes - 1} and MASTER_ADDR=<host of node 0> (got NODE_RANK={node}, MASTER_ADDR={address})"
@@ -182,9 +182,14 @@ def run_once(resolved: ResolvedSystem, inputs: Inputs, place: Place, results: Pa
         )
         if result_file is not None:
             say(f"run      {result_file.stem}, seed {seed}")
-        context.write(run_dir / "context.json")
-        (run_dir / "config.json").write_text(resolved.to_json())
-        (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
+        try:
+            context.write(run_dir / "context.json")
+            (run_dir / "config.json").write_text(resolved.to_json())
+            (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"{run_dir} cannot be written ({error.strerror}): free space, or give another folder with --results"
+            ) from error
         code = start_ranks(run_dir / "context.json", place, ranks_per_node=run.ranks_per_node)
         if code < 128:
             raise_when_stopped()  # the agent has left handlers of its own
@@ -241,7 +246,10 @@ def finish(resolved: ResolvedSystem, result_file: Path, run_dir: Path, code: int
     say(f"verdict  {verdict}: {verdict.summary}")
     if code != 0:
         return code
-    say(f"picture  {shown(draw_curves(run_dir))}")
+    try:
+        say(f"picture  {shown(draw_curves(run_dir))}")
+    except OSError as error:
+        say(f"picture  none: {run_dir} cannot be written ({error.strerror})")
     return 0 if verdict.ok and verdict.target_met else 1
 
 

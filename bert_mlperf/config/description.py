@@ -14,7 +14,7 @@ class SystemDescription(BaseModel):
     division: str = Field(description="MLPerf division: closed (the exact benchmark) or open (anything else).")
     status: str = Field(description="Availability of the system, in the words of the rules.")
     system_name: str = Field(min_length=1, description="Name of the system for people.")
-    number_of_nodes: str = Field(pattern=r"^[1-9][0-9]*$", description="Number of hosts that train.")
+    number_of_nodes: str = Field(pattern=r"^[1-9][0-9]{0,5}$", description="Number of hosts that train.")
     host_processors_per_node: str = Field(description="Number of processor sockets of a host.")
     host_processor_model_name: str = Field(description="Name of the processor.")
     host_processor_core_count: str = Field(description="Cores of one processor.")

@@ -27,18 +27,22 @@ def read_object(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         reason = error.msg[0].lower() + error.msg[1:]
         raise UserError(f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {reason}.") from None
+    except UserError:
+        raise
     except RecursionError:
         raise UserError(f"{path}: not a system file: its objects are nested too deeply.") from None
+    except ValueError:  # Python reads no whole number of more than 4,300 digits
+        raise UserError(f"{path}: a whole number has thousands of digits; write one that can be meant.") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: a system file is one JSON object ({{...}}), got {shown(value)}.")
     return value
 
 
 def _read_text(path: Path) -> str:
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give a system file, e.g. systems/local-cpu.json.")
     try:
-        return path.read_text(encoding="utf-8")
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; give a system file, e.g. systems/local-cpu.json.")
+        return path.read_text(encoding="utf-8").removeprefix("\ufeff")  # a byte order mark is let pass
     except FileNotFoundError:
         others = sorted(item.name for item in path.parent.glob("*.json"))
         there = f"; {path.parent} has {', '.join(others)}" if others else ""
@@ -68,7 +72,7 @@ def parse_override(text: str, *, top_keys: Iterable[str], run_keys: Iterable[str
         keys = ("run", *keys)
     try:
         return keys, json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return keys, value
 
 

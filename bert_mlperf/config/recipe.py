@@ -9,7 +9,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     global_batch_size: int = Field(ge=1, description="Samples per step, over all ranks.")
-    base_learning_rate: float = Field(gt=0, description="Rate at the start of the decay, per step.")
+    base_learning_rate: float = Field(gt=0, le=1e37, description="Rate at the start of the decay, per step.")
     training_steps: int = Field(ge=1, description="Step at which the linear decay reaches 0.")
     warmup_steps: int = Field(default=0, ge=0, description="Length of the linear warm-up, in steps.")
     start_warmup_step: int = Field(

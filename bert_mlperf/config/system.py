@@ -17,6 +17,7 @@ from bert_mlperf.config.reading import apply_override, parse_override, read_obje
 from bert_mlperf.config.recipe import Recipe
 from bert_mlperf.errors import UserError
 
+MAX_EVALUATIONS = 100_000  # of a run
 DEMO_DATA = ("demo", "demo-long")  # words for the embedded data: short samples to learn from, samples of 512 tokens
 
 
@@ -58,7 +59,7 @@ class Run(BaseModel):
     micro_batch_size: int = Field(ge=1, description="Samples of one forward pass of one rank.")
     gradient_accumulation_steps: int = Field(default=1, ge=1, description="Micro-batches of one rank per step.")
     ranks_per_node: int = Field(default=1, ge=1, description="Ranks of one host.")
-    threads_per_rank: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    threads_per_rank: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         default="auto", description="CPU threads of a rank; auto shares the host's cores out."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to train; auto prefers cuda.")
@@ -70,13 +71,17 @@ class Run(BaseModel):
     eval_interval_samples: Annotated[int, Field(gt=0)] | Literal["rule"] = Field(
         default="rule", description="Training samples between evaluations; rule is the formula of the MLPerf rules."
     )
-    max_samples: int = Field(default=4_500_000, ge=1, description="Training samples after which a run is given up.")
+    max_samples: int = Field(
+        default=4_500_000, ge=1, le=10**10, description="Training samples after which a run is given up."
+    )
     seed: Annotated[int, Field(ge=0, lt=2**32)] | Literal["os"] = Field(
         default="os", description="Of weights, data order and dropout; os draws one per run."
     )
     master_port: int = Field(default=0, ge=0, le=65535, description="TCP port of the first host; 0 takes a free one.")
     progress_interval_s: float = Field(default=5.0, gt=0, description="Seconds between two progress lines.")
-    timeout_s: float = Field(default=60.0, gt=0, description="Seconds after which a silent rank counts as dead.")
+    timeout_s: float = Field(
+        default=60.0, ge=1, le=86_400, description="Seconds after which a silent rank counts as dead."
+    )
 
 
 class System(SystemDescription):
@@ -175,6 +180,7 @@ def load_system(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
         warnings=_warnings(raw, path),
     )
     _check_batch(resolved)
+    _check_evaluations(resolved)
     _check_division(resolved)
     return resolved
 
@@ -183,6 +189,8 @@ def _with_paths(system: System, path: Path) -> System:
     base = path.resolve().parent.parent if path.resolve().parent.name == "systems" else Path.cwd()
 
     def expand(key: str, text: str) -> str:
+        if "\0" in text:
+            raise UserError(f"{path}: run.data.{key} holds a NUL character, which no path can; correct it.")
         for name in re.findall(r"\$\{(\w+)\}", text):
             if name not in os.environ:
                 raise UserError(
@@ -244,6 +252,16 @@ def _check_batch(resolved: ResolvedSystem) -> None:
         raise UserError(
             f"{resolved.path}: run.master_port is 0 (a free port), which works on a single node only; give the "
             f"{resolved.number_of_nodes} nodes one port, e.g. 29500."
+        )
+
+
+def _check_evaluations(resolved: ResolvedSystem) -> None:
+    run, interval = resolved.run, resolved.eval_interval_samples
+    evaluations = run.max_samples // max(interval, run.recipe.global_batch_size)
+    if evaluations > MAX_EVALUATIONS:
+        raise UserError(
+            f"{resolved.path}: run.max_samples {run.max_samples:,} with an evaluation every {interval:,} samples makes "
+            f"{evaluations:,} evaluations, expected at most {MAX_EVALUATIONS:,}; raise run.eval_interval_samples."
         )
 
 

@@ -118,9 +118,13 @@ def find_shards(path: str | Path) -> list[Path]:
     Raises UserError if there are none, or if some of a numbered set are missing.
     """
     path = Path(path)
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
+    try:
+        if path.is_file():
+            return [path]
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise UserError(f"the data path {path} cannot be read: {error.strerror}; give another.") from None
+    if not is_folder:
         raise UserError(f"the data path {path} does not exist; give a folder of shards or one shard file.")
     names = sorted(item.name for item in path.iterdir() if item.is_file() and not item.name.startswith("."))
     found = [name for name in names if Path(name).suffix in _SUFFIXES or _NUMBERED.fullmatch(name)]

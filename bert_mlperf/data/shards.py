@@ -123,6 +123,10 @@ def inspect_shards(path: str | Path, *, vocab_size: int, max_length: int, min_sa
             f"{path} holds {num_samples:,} samples, expected at least one global batch of {min_samples:,}; add data or "
             "lower run.recipe.global_batch_size."
         )
+    if not any(part.num_masked for part in found):
+        raise UserError(
+            f"{path} has no masked token in any of its samples, so nothing can be learned or counted; prepare it anew."
+        )
     return DataSummary(
         path=Path(path),
         layout=layout,

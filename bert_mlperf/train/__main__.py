@@ -1,5 +1,6 @@
 """Entry of one rank: `python -m bert_mlperf.train CONTEXT.json` under torchrun."""
 
+import errno
 import json
 import os
 import sys
@@ -26,7 +27,10 @@ def main(arguments: list[str]) -> int:
         report(str(error))
         return 2
     except Exception as error:
-        report(f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            report(f"the results beside {arguments[0]} cannot be written ({error.strerror}): free space and run again")
+        else:
+            report(f"{type(error).__name__}: {error}", trace=traceback.format_exc())
         return 1
 
 

@@ -69,10 +69,45 @@ def refusal(path: Path, *overrides: str) -> str:
         ("recipe.global_batch_size.x=1", "is 16 (a whole number) in the system file, not an object"),
         ("recipe=3", "run.recipe is 3 (a whole number), expected an object"),
         ("run=null", "run is null, expected an object"),
+        ("max_samples=100000000000000", "expected a whole number >= 1 and <= 10000000000"),
+        ("timeout_s=1e300", "expected a number >= 1 and <= 86400"),
+        ("timeout_s=0.001", "expected a number >= 1 and <= 86400"),
+        ("threads_per_rank=100000", "expected a whole number >= 1 and <= 1024"),
+        ("recipe.base_learning_rate=1e300", "expected a number > 0 and <= 1e+37"),
+        ("number_of_nodes=" + "9" * 5000, "expected a string of the form"),
+        ("seed=" + "9" * 5000, 'expected a whole number >= 0 and < 4294967296 or "os"'),
+        ('data.train="a\\u0000b"', "run.data.train holds a NUL character"),
     ],
 )
 def test_one_wrong_value(tmp_path: Path, override: str, expected: str) -> None:
     assert expected in refusal(files.write(tmp_path, files.small()), override)
+
+
+@pytest.mark.parametrize("content", [b"\xef\xbb\xbf{}", b"{}\r\n"], ids=["byte order mark", "CRLF"])
+def test_marks_of_other_systems_are_let_pass(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tiny.json"
+    path.write_bytes(content)
+    assert "is missing" in refusal(path)
+
+
+def test_more_evaluations_than_anyone_wants(tmp_path: Path) -> None:
+    text = refusal(files.write(tmp_path, files.small()), "max_samples=4000000", "eval_interval_samples=16")
+    assert "makes 250,000 evaluations, expected at most 100,000; raise run.eval_interval_samples" in text
+
+
+def test_brackets_without_end_are_a_bare_string(tmp_path: Path) -> None:
+    brackets = "[" * 100_000
+    assert load_system(files.write(tmp_path, files.small()), [f"data.train={brackets}"]).run.data.train.endswith("[[[")
+
+
+def test_a_number_of_thousands_of_digits_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    path.write_text('{"run": ' + "9" * 5000 + "}")
+    assert "a whole number has thousands of digits" in refusal(path)
+
+
+def test_a_path_that_is_too_long() -> None:
+    assert "cannot be read: File name too long" in refusal(Path("x" * 5000 + ".json"))
 
 
 def test_the_sentence_names_where_the_value_stands(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def test_a_shard_without_any_masked_token(tmp_path: Path) -> None:
     )
     write_shard(tmp_path / "a.hdf5", none, vocab_size=VOCAB_SIZE)
     assert_equal(open_set(tmp_path).take(np.array([0, 1])), none)
-    assert inspect(tmp_path).num_masked == 0
+    with pytest.raises(UserError, match="has no masked token in any of its samples"):
+        inspect(tmp_path)
 
 
 def test_ids_beyond_16_bits(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.comm.reduction import FlatReduction
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.model.bert import Losses
+from bert_mlperf.optim.lamb import accurate_norm
 from bert_mlperf.train import setup
 from bert_mlperf.train.evaluate import evaluate
 from bert_mlperf.train.step import train_step
@@ -29,7 +30,7 @@ def shard(tmp_path_factory) -> Path:
 
 
 def train_losses(reduction: FlatReduction, path: Path, accumulation: int, mean_of_means: bool = False) -> tuple:
-    """(losses of 20 steps, whether all ranks hold the same weights)."""
+    """(losses and gradient norms of 20 steps, whether all ranks hold the same weights)."""
     world = reduction.world_size
     run = small_run(ranks_per_node=world, gradient_accumulation_steps=accumulation)
     state = setup.build_state(run, reduction, torch.device("cpu"), seed=5, checkpoint=None)
@@ -37,15 +38,17 @@ def train_losses(reduction: FlatReduction, path: Path, accumulation: int, mean_o
         state.model.register_forward_hook(
             lambda model, inputs, losses: _mean_of_means(inputs[0], losses, world, accumulation)
         )
-    losses = []
+    losses, norms = [], []
     with setup.open_loader(
         run, setup.open_shards(run, str(path)), RankInfo(reduction.rank, 0, world), seed=5
     ) as loader:
         for step in loader:
-            losses.append(train_step(state, step).loss.item())
+            result = train_step(state, step)
+            losses.append(result.loss.item())
+            norms.append(result.gradient_norm.item())
             if len(losses) == STEPS:
                 break
-    return losses, reduction.equal_everywhere(state.flat.master_weights)
+    return losses, norms, reduction.equal_everywhere(state.flat.master_weights)
 
 
 def _mean_of_means(batch, losses: Losses, world: int, accumulation: int) -> Losses:
@@ -58,22 +61,47 @@ MASKED_PER_STEP = 384  # about the masked tokens of a global batch: 16 x 20 + 32
 
 
 @pytest.fixture(scope="module")
-def single_rank_losses(shard) -> list[float]:
-    losses, _ = train_losses(FlatReduction(rank=0, world_size=1), shard, 1)
+def single_rank(shard) -> tuple[list[float], list[float]]:
+    losses, norms, _ = train_losses(FlatReduction(rank=0, world_size=1), shard, 1)
     assert losses[-1] < losses[0]
-    return losses
+    return losses, norms
 
 
 @pytest.mark.parametrize("world, accumulation", SPLITS)
-def test_losses_do_not_depend_on_the_split(world, accumulation, shard, single_rank_losses):
-    for losses, equal in run_ranks(world, train_losses, shard, accumulation):
-        assert losses == pytest.approx(single_rank_losses, rel=BOUND)
+def test_losses_and_norms_do_not_depend_on_the_split(world, accumulation, shard, single_rank):
+    for losses, norms, equal in run_ranks(world, train_losses, shard, accumulation):
+        assert losses == pytest.approx(single_rank[0], rel=BOUND)
+        assert norms == pytest.approx(single_rank[1], rel=50 * BOUND)
         assert equal
 
 
-def test_a_mean_of_means_fails_the_same_bound(shard, single_rank_losses):
-    losses, _ = run_ranks(2, train_losses, shard, 2, True)[0]
-    assert losses[1:] != pytest.approx(single_rank_losses[1:], rel=1000 * BOUND)
+def test_a_mean_of_means_fails_the_same_bound(shard, single_rank):
+    losses, _, _ = run_ranks(2, train_losses, shard, 2, True)[0]
+    assert losses[1:] != pytest.approx(single_rank[0][1:], rel=1000 * BOUND)
+
+
+def clipped_gradient(reduction: FlatReduction, path: Path, accumulation: int) -> tuple[float, float]:
+    """(norm before clipping, norm after) of a step whose loss is scaled up, so that every part must be clipped."""
+    run = small_run(ranks_per_node=reduction.world_size, gradient_accumulation_steps=accumulation)
+    state = setup.build_state(run, reduction, torch.device("cpu"), seed=5, checkpoint=None)
+
+    def scale(model, inputs, losses: Losses) -> Losses:
+        return Losses(1000 * losses.masked_lm_sum, 1000 * losses.next_sentence_sum)
+
+    state.model.register_forward_hook(scale)
+    info = RankInfo(reduction.rank, 0, reduction.world_size)
+    with setup.open_loader(run, setup.open_shards(run, str(path)), info, seed=5) as loader:
+        norm = train_step(state, next(loader)).gradient_norm.item()
+    return norm, accurate_norm(state.flat.master_gradients).item()
+
+
+def test_the_sum_is_clipped_once_whatever_the_split(shard):
+    expected, after = clipped_gradient(FlatReduction(rank=0, world_size=1), shard, 1)
+    assert expected > 100
+    assert after == pytest.approx(1, rel=1e-6)
+    for before, clipped in run_ranks(3, clipped_gradient, shard, 2):
+        assert before == pytest.approx(expected, rel=1e-5)
+        assert clipped == pytest.approx(1, rel=1e-6)
 
 
 def test_masked_counts_differ_ten_fold():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -14,9 +15,11 @@ import pytest
 import torch
 
 from bert_mlperf.cli import main
+from bert_mlperf.data.shards import write_shard
 from tests.config import files
 from tests.launch import launching
 from tests.launch.launching import SHARD, TINY_MODEL, tiny_system
+from tests.train.small import small_model, uneven_samples
 
 
 def old_results(folder: Path) -> Path:
@@ -152,6 +155,14 @@ def foreign_hdf5(shard: Path) -> None:
         file["weather"] = [1, 2, 3]
 
 
+def without_masks(shard: Path) -> None:
+    shard.unlink()
+    samples = uneven_samples(200, config=small_model())
+    empty = samples.masked_ids[:0]
+    none = replace(samples, masked_positions=empty, masked_ids=empty, masked_offsets=samples.masked_offsets * 0)
+    write_shard(shard, none, vocab_size=small_model().vocab_size)
+
+
 def foreign_text(shard: Path) -> None:
     shard.write_text("not a shard\n")
 
@@ -175,6 +186,7 @@ def no_folder(shard: Path) -> None:
         (truncated, [SHARD, "truncated", "copy it again"]),
         (changed, [SHARD, "does not match its sha256", "copy it again"]),
         (foreign_hdf5, [SHARD, "HDF5 of an", "remove it or convert it"]),
+        (without_masks, ["has no masked token in any of its samples", "prepare it anew"]),
         (foreign_text, [SHARD, "neither HDF5 nor TFRecord", "remove it"]),
         (missing_of_two, ["has 1 of 2 shards", "number 0 is missing", "copy the missing ones"]),
         (none_left, ["has no shards (it is empty)", "expected files like", "prepare the data"]),
