@@ -1,14 +1,16 @@
 # Sourced by run_and_time.sh and run_tests.sh: sets PYTHON to an interpreter that has what is needed.
 #   use_python MODULE EXTRAS...   EXTRAS e.g. "" or "[test,tf]"; a .venv is made unless `python3` can import MODULE already
 use_python() {
-    local module=$1 extras=$2 stamp
+    local module=$1 extras=$2 sum stamp
     if [ ! -d .venv ] && python3 -c "import bert_mlperf.kernels, $module" 2>/dev/null; then
         PYTHON=python3
         return
     fi
     PYTHON=.venv/bin/python
-    stamp=.venv/.installed$extras-$(cat pyproject.toml constraints.txt | cksum | tr ' ' -)
+    sum=$(cat pyproject.toml constraints.txt | cksum | tr ' ' -)
+    stamp=".venv/.installed$extras-$sum"
     [ -e "$stamp" ] && return
+    [ -z "$extras" ] && compgen -G ".venv/.installed*-$sum" >/dev/null && return  # more than is needed is there
     if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
         echo "error: python3 is $(python3 --version 2>&1), bert-mlperf needs Python 3.11 or newer" >&2
         exit 2

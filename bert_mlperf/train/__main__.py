@@ -10,12 +10,20 @@ from pathlib import Path
 
 from bert_mlperf.errors import UserError
 from bert_mlperf.train.context import RunContext
-from bert_mlperf.train.stop import LAUNCHER, Stopped, raise_when_stopped, stop_with_launcher
+from bert_mlperf.train.stop import LAUNCHER, Stopped, ignore_stop_signals, raise_when_stopped, stop_with_launcher
 
 
 def main(arguments: list[str]) -> int:
     """Runs this rank. 0: the run ended by itself, target reached or not; 2: bad input; 128 + n: stopped by signal n."""
     raise_when_stopped()
+    try:
+        return run_and_report(arguments)
+    except Stopped as stopped:  # while another end was being reported
+        return stopped.exit_code
+
+
+def run_and_report(arguments: list[str]) -> int:
+    """Runs this rank and reports how it ended; its exit code as above."""
     try:
         stop_with_launcher()
         run(Path(arguments[0] if arguments else "context.json"))
@@ -59,4 +67,6 @@ def report(message: str, *, trace: str = "") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    ignore_stop_signals()  # the agent stops the other ranks of a failed run, also those that are ending
+    sys.exit(code)

@@ -36,9 +36,14 @@ def raise_when_stopped() -> None:
             signal.signal(name, _raise_stopped)
 
 
-def _raise_stopped(signum: int, frame: FrameType | None) -> None:
+def ignore_stop_signals() -> None:
+    """From now on STOP_SIGNALS do nothing: this process is ending already."""
     for name in STOP_SIGNALS:
         signal.signal(name, signal.SIG_IGN)
+
+
+def _raise_stopped(signum: int, frame: FrameType | None) -> None:
+    ignore_stop_signals()
     raise Stopped(signum)
 
 

@@ -111,3 +111,15 @@ def test_data_that_is_gone_at_run_start_is_an_aborted_run(tmp_path: Path, data: 
         run_rank(context, RankInfo(rank=0, local_rank=0, world_size=1), log)
     torch.set_num_threads(threads)
     assert launching.run_stop_status(tmp_path / "result.txt") == "aborted"
+
+
+def test_a_signal_to_a_rank_that_is_ending_changes_nothing(tmp_path: Path) -> None:
+    code = (
+        "import atexit, os, runpy, signal, sys; sys.argv = ['rank', 'missing.json'];"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM));"
+        "runpy.run_module('bert_mlperf.train', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: rank 0: missing.json is no context of a run")
+    assert "Traceback" not in done.stderr
