@@ -110,7 +110,8 @@ def _summary(records: list[Record]) -> str:
     accuracies = [record for record in records if record.key == "eval_accuracy"]
     if accuracies:
         last = accuracies[-1]
-        parts.append(f"last accuracy {last.value} at {last.metadata.get('epoch_num', '?')} samples")
+        value = f"{last.value:.4f}" if isinstance(last.value, float) else last.value
+        parts.append(f"last accuracy {value} at {last.metadata.get('epoch_num', '?')} samples")
     stops = [record.metadata.get("status", "not stated") for record in records if record.key == "run_stop"]
     parts.append(f"run {stops[-1]}" if stops else "run not stopped")
     return ", ".join(parts)
