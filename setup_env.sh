@@ -7,7 +7,7 @@ use_python() {
         return
     fi
     PYTHON=.venv/bin/python
-    sum=$(cat pyproject.toml constraints.txt | cksum | tr ' ' -)
+    sum=$(cat pyproject.toml constraints.txt data_prep/examples.c | cksum | tr ' ' -)
     stamp=".venv/.installed$extras-$sum"
     [ -e "$stamp" ] && return
     [ -z "$extras" ] && compgen -G ".venv/.installed*-$sum" >/dev/null && return  # more than is needed is there

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = {
     "config": {"errors", "config"},
     "data": {"errors", "data"},
-    "data_prep": {"errors", "data", "data_prep"},
+    "data_prep": {"errors", "data", "report", "data_prep"},
     "kernels": {"kernels"},
     "model": {"errors", "config", "data", "kernels", "model"},
     "optim": {"errors", "config", "optim"},
