@@ -1,0 +1,210 @@
+"""The stage runner: same bytes always, goes on after any end, never a half-written file under its final name."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_mlperf.data_prep.stage import Job, read_manifest, run_stage
+from bert_mlperf.errors import UserError
+
+Progress = Callable[[int], None]
+
+
+def double(job: Job, targets: tuple[Path, ...], progress: Progress) -> dict[str, Any]:
+    """Writes the source twice, in two halves. `arguments` can make it fail in between."""
+    data = job.sources[0].read_bytes()
+    with open(targets[0], "wb") as file:
+        file.write(data)
+        file.flush()
+        _misbehave(job)
+        file.write(data)
+    progress(len(data))
+    return {"bytes_read": len(data)}
+
+
+def _misbehave(job: Job) -> None:
+    trouble = job.arguments.get("trouble", "")
+    if trouble and Path(trouble).exists():
+        what = Path(trouble).read_text()
+        if what == "bad input":
+            raise UserError("the text is bad.")
+        if what == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "slow":
+            Path(f"{trouble}.pid").write_text(str(os.getpid()))
+            time.sleep(60)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> list[Job]:
+    """Five jobs; the file "trouble" says what happens to the fourth."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    found = []
+    for i in range(5):
+        path = folder / f"text{i}"
+        path.write_text(f"{i}\n" * (100 + i))
+        found.append(Job((path,), (f"sub/{i}.out",), {"trouble": str(tmp_path / "trouble")} if i == 3 else {}))
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def run(jobs: list[Job], out: Path, *, workers: int = 1, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    return run_stage("double", out=out, options=options or {}, jobs=jobs, work=double, workers=workers)
+
+
+def test_same_bytes_for_any_number_of_workers_and_time_zone(
+    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for workers, zone in ((1, "UTC"), (3, "Asia/Tokyo")):
+        monkeypatch.setenv("TZ", zone)
+        manifest = run(jobs, tmp_path / f"out{workers}", workers=workers)
+        found.append(contents(tmp_path / f"out{workers}"))
+    assert found[0] == found[1] and len(found[0]) == 6
+    assert found[0]["sub/2.out"] == b"2\n" * 204
+    assert [entry["name"] for entry in manifest["inputs"]] == [f"text{i}" for i in range(5)]
+    assert manifest["outputs"][2]["bytes"] == 408 and manifest["outputs"][2]["facts"] == {"bytes_read": 204}
+    assert read_manifest(tmp_path / "out1") == manifest
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        ("bad input", "the text is bad"),
+        ("full", "out cannot be written: .*No space left on device; .* what is finished is kept"),
+        ("killed", "text3 was killed by SIGKILL, often a sign of too little memory"),
+    ],
+)
+def test_goes_on_after_a_failure(jobs: list[Job], tmp_path: Path, trouble: str, message: str) -> None:
+    run(jobs, tmp_path / "undisturbed")
+    (tmp_path / "trouble").write_text(trouble)
+    with pytest.raises(UserError, match=message):
+        run(jobs, tmp_path / "out")
+    left = contents(tmp_path / "out")
+    assert "manifest.json" not in left and "sub/3.out" not in left and left["sub/2.out"] == b"2\n" * 204
+    (tmp_path / "trouble").unlink()
+    before = (tmp_path / "out" / "sub" / "2.out").stat().st_ino
+    run(jobs, tmp_path / "out", workers=2)
+    assert (tmp_path / "out" / "sub" / "2.out").stat().st_ino == before  # not done again
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+def test_a_job_without_record_is_done_again(jobs: list[Job], tmp_path: Path) -> None:
+    """A kill between the output's rename and its record: the output is there, but nobody vouches for it."""
+    (tmp_path / "trouble").write_text("bad input")
+    with pytest.raises(UserError):
+        run(jobs, tmp_path / "out")
+    (tmp_path / "out" / ".unfinished" / "done" / "000001.json").unlink()
+    (tmp_path / "out" / "sub" / "1.out").write_text("half")
+    (tmp_path / "trouble").unlink()
+    run(jobs, tmp_path / "out")
+    assert (tmp_path / "out" / "sub" / "1.out").read_bytes() == b"1\n" * 202
+
+
+def test_finished_is_not_done_again(jobs: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run(jobs, tmp_path / "out")
+    (tmp_path / "trouble").write_text("bad input")
+    assert run(jobs, tmp_path / "out") == first
+    assert "holds this already, nothing to do" in capsys.readouterr().err
+
+
+def test_a_changed_input_is_refused(jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "trouble").write_text("bad input")
+    with pytest.raises(UserError, match="the text is bad"):
+        run(jobs, tmp_path / "out")
+    (tmp_path / "trouble").unlink()
+    jobs[0].sources[0].touch()  # same content: no reason to stop
+    text = jobs[1].sources[0].read_text()
+    jobs[1].sources[0].write_text(text.replace("1", "7", 1))
+    with pytest.raises(UserError, match=r"text1 has changed since .*out was made from it"):
+        run(jobs, tmp_path / "out")
+    jobs[1].sources[0].write_text(text)
+    run(jobs, tmp_path / "out")
+    jobs[1].sources[0].write_text(text.replace("1", "7", 1))
+    with pytest.raises(UserError, match=r"text1 has changed since .*out was made from it"):
+        run(jobs, tmp_path / "out")
+
+
+def test_another_request_is_refused(jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "trouble").write_text("bad input")
+    with pytest.raises(UserError, match="the text is bad"):
+        run(jobs, tmp_path / "out", options={"seed": 1})
+    with pytest.raises(UserError, match=r"holds an unfinished run with other options .*'seed': 1"):
+        run(jobs, tmp_path / "out", options={"seed": 2})
+    (tmp_path / "trouble").unlink()
+    run(jobs, tmp_path / "out", options={"seed": 1})
+    with pytest.raises(UserError, match=r"holds the result of another request .*'seed': 1"):
+        run(jobs[:4], tmp_path / "out", options={"seed": 1})
+
+
+def test_foreign_files_are_left_alone(jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "out" / "sub").mkdir(parents=True)
+    (tmp_path / "out" / "sub" / "1.out").write_text("precious")
+    with pytest.raises(UserError, match="exists and holds other files"):
+        run(jobs, tmp_path / "out")
+    assert contents(tmp_path / "out") == {"sub/1.out": b"precious"}
+    with pytest.raises(UserError, match="cannot be written"):
+        run(jobs, jobs[0].sources[0] / "out")
+
+
+def test_missing_input(jobs: list[Job], tmp_path: Path) -> None:
+    jobs[2].sources[0].unlink()
+    with pytest.raises(UserError, match=r"the input .*text2 cannot be read: No such file"):
+        run(jobs, tmp_path / "out")
+    with pytest.raises(UserError, match="double has no input"):
+        run([], tmp_path / "out")
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from tests.data_prep.test_stage import Job, run
+jobs = [Job((Path(source),), tuple(outputs), arguments) for source, outputs, arguments in json.loads(sys.argv[1])]
+run(jobs, Path(sys.argv[2]), workers=2)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_workers_end_with_their_parent(jobs: list[Job], tmp_path: Path, signum: signal.Signals) -> None:
+    (tmp_path / "trouble").write_text("slow")
+    description = json.dumps([[str(job.sources[0]), job.outputs, job.arguments] for job in jobs])
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, description, str(tmp_path / "out")], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "trouble.pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with pytest.raises(UserError, match="another process is writing to"):
+        run(jobs, tmp_path / "out")
+    process.send_signal(signum)
+    process.communicate(timeout=30)
+    worker = int((tmp_path / "trouble.pid").read_text())
+    while _alive(worker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _alive(worker)
+    (tmp_path / "trouble").unlink()
+    run(jobs, tmp_path / "out")
+    run(jobs, tmp_path / "undisturbed")
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
