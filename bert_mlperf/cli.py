@@ -3,15 +3,22 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
+from bert_mlperf.cli_prep import add_prep, run_prep
 from bert_mlperf.errors import UserError
 from bert_mlperf.train.stop import Stopped
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bert-mlperf", description="MLPerf Training BERT-Large: from text to a checked MLPerf log."
-    )
+    parser = _Parser(prog="bert-mlperf", description="MLPerf Training BERT-Large: from text to a checked MLPerf log.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     launch = commands.add_parser("launch", help="train a system and check its log (what run_and_time.sh calls)")
@@ -22,6 +29,8 @@ def build_parser() -> argparse.ArgumentParser:
     launch.add_argument("--results", type=Path, default=Path("results"), help="folder for results (default: results)")
     launch.add_argument("--save", type=Path, metavar="DIR", help="keep the final weights in DIR/weights.pt")
     _add_overrides(launch)
+
+    add_prep(commands)
 
     check = commands.add_parser("check", help="check result files with the official compliance checker")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="result_<n>.txt")
@@ -71,6 +80,8 @@ def _run(options: argparse.Namespace) -> int:
             results=options.results,
             save=options.save,
         )
+    if options.command == "prep":
+        return run_prep(options)
     if options.command == "check":
         from bert_mlperf.mlperf.check import main_check
 
