@@ -1,8 +1,8 @@
 r"""Packs the files of a text into parts of about the same size, the last stage before examples are made.
 
 Files are taken in sorted order and never cut. A new part begins where the raw files behind the part (the extractor's,
-see `texts.raw_sizes`) would grow beyond `block_mib` with the next one; or, with `num_parts`, at the borders of files
-that lie next to equal shares of the text. CR and CRLF become LF, a byte order mark at the begin of a file is dropped.
+see `texts.raw_sizes`) would grow beyond `block_size` MiB with the next one; or, with `num_parts`, at the borders of
+files next to equal shares of the text. CR and CRLF become LF, a byte order mark at the begin of a file is dropped.
 
 The reference has faults here, which `reference_faults=True` reproduces byte for byte:
 
@@ -34,20 +34,20 @@ def gather(
     inputs: Sequence[str | Path],
     *,
     out: Path,
-    block_mib: float = BLOCK_MIB,
+    block_size: float = BLOCK_MIB,
     num_parts: int | None = None,
     reference_faults: bool = False,
     workers: int | None = None,
 ) -> dict[str, Any]:
     """Packs files into OUT/part-00000-of-<n> and so on (see above); returns the manifest.
 
-    Facts of a part: files, and raw_bytes and sized_by ("text" if the raw size of any of its files is unknown). Raises
-    UserError if a file is not UTF-8, or for a block size or number of parts that cannot be.
+    `block_size` is in MiB. Facts of a part: files, and raw_bytes and sized_by ("text" if the raw size of any of its
+    files is unknown). Raises UserError if a file is not UTF-8, or for a block size or number of parts that cannot be.
     """
     paths = [source.path for source in find_sources(inputs)]
     sizes = list(raw_sizes(paths))
     if num_parts is None:
-        parts = pack([size["raw_bytes"] for size in sizes], block_size=block_bytes(block_mib))
+        parts = pack([size["raw_bytes"] for size in sizes], block_size=block_bytes(block_size))
     else:
         parts = equal_parts([path.stat().st_size for path in paths], num_parts=num_parts)
     if num_parts is not None and reference_faults:
@@ -65,18 +65,18 @@ def gather(
         for number, part in enumerate(parts)
     ]
     options = {
-        "block_mib": block_mib if num_parts is None else None,
+        "block_size": block_size if num_parts is None else None,
         "num_parts": num_parts,
         "reference_faults": reference_faults,
     }
     return run_stage("gather", out=out, options=options, jobs=jobs, work=gather_files, workers=workers)
 
 
-def block_bytes(block_mib: float) -> float:
-    """Bytes of a block of `block_mib` MiB. UserError unless it is above 0."""
-    if not 0 < block_mib < math.inf:
-        raise UserError(f"a block of {block_mib} MiB cannot be filled; give a size above 0, for example {BLOCK_MIB}.")
-    return block_mib * 1024 * 1024
+def block_bytes(mib: float) -> float:
+    """Bytes of a block of `mib` MiB. UserError unless it is above 0."""
+    if not 0 < mib < math.inf:
+        raise UserError(f"a block of {mib} MiB cannot be filled; give a size above 0, for example {BLOCK_MIB}.")
+    return mib * 1024 * 1024
 
 
 def pack(sizes: Sequence[int], *, block_size: float) -> list[list[int]]:
