@@ -1,11 +1,15 @@
 """The files of a data set: which they are, their layout, and what each of them holds."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from bert_mlperf.data.published import detect_layout, read_published
+import numpy as np
+
+from bert_mlperf.data.published import ROWS, count_published, detect_layout, iter_published, read_published
 from bert_mlperf.data.samples import Samples, check_token_ids
 from bert_mlperf.data.shard_file import LAYOUT, ShardHeader, canonical, digest, map_samples, read_header
 from bert_mlperf.errors import UserError
@@ -29,10 +33,17 @@ class Part(Protocol):
     """One file of a set."""
 
     path: Path
-    num_bytes: int  # of its arrays
+    num_bytes: int  # of its arrays, as far as they lie in the file as they are
 
     def samples(self) -> Samples:
         """All samples of the file, mapped or in memory."""
+
+    def count_samples(self) -> int:
+        """Number of samples, from a header or an index. Raises UserError if the file is damaged."""
+
+    def chunks(self, rows: int = ROWS) -> Iterator[Samples]:
+        """The samples in order, those of `rows` rows of the file at a time, so that memory does not grow with the file.
+        Raises UserError if it is damaged."""
 
     def inspect(self, *, vocab_size: int, max_length: int, verify: bool) -> PartSummary:
         """What the file holds. Raises UserError if a model of `vocab_size` and `max_length` cannot take it; `verify`
@@ -49,6 +60,16 @@ class MappedPart:
 
     def samples(self) -> Samples:
         return map_samples(self.header)
+
+    def count_samples(self) -> int:
+        return self.header.num_samples
+
+    def chunks(self, rows: int = ROWS) -> Iterator[Samples]:
+        for start in range(0, self.header.num_samples, rows):
+            mapped = map_samples(self.header)  # mapped anew, so that pages that were read do not stay in memory
+            if not start:
+                mapped.check_structure(where=str(self.path))
+            yield mapped.take(np.arange(start, min(start + rows, self.header.num_samples)))
 
     def inspect(self, *, vocab_size: int, max_length: int, verify: bool) -> PartSummary:
         header = self.header
@@ -69,19 +90,29 @@ class MappedPart:
         return PartSummary(header.num_samples, header.num_tokens, header.num_masked, header.max_length, header.sha256)
 
 
-class MemoryPart:
-    """A file of a published layout, read whole."""
+class PublishedPart:
+    """A file of a published layout. `samples` reads it whole and keeps it; `chunks` does not."""
 
-    def __init__(self, path: Path, samples: Samples) -> None:
+    def __init__(self, path: Path, layout: str) -> None:
         self.path = path
-        self.num_bytes = 0  # it is in memory already
-        self._samples = samples
+        self.layout = layout
+        self.num_bytes = 0
+
+    @cached_property
+    def _samples(self) -> Samples:
+        return read_published(self.path, self.layout)
 
     def samples(self) -> Samples:
         return self._samples
 
+    def count_samples(self) -> int:
+        return count_published(self.path, self.layout)
+
+    def chunks(self, rows: int = ROWS) -> Iterator[Samples]:
+        return iter_published(self.path, self.layout, rows=rows)
+
     def inspect(self, *, vocab_size: int, max_length: int, verify: bool) -> PartSummary:
-        samples = self._samples
+        samples = read_published(self.path, self.layout)  # not kept: one file at a time is enough here
         samples.validate(vocab_size, max_length, where=str(self.path))
         return PartSummary(
             num_samples=samples.num_samples,
@@ -90,6 +121,11 @@ class MemoryPart:
             max_length=int(samples.lengths.max()),
             sha256=digest(canonical(samples, vocab_size=vocab_size)),
         )
+
+
+def open_part(path: Path, layout: str) -> Part:
+    """The file `path` of this `layout`. Raises UserError if the header of a shard of ours is damaged."""
+    return MappedPart(read_header(path)) if layout == LAYOUT else PublishedPart(path, layout)
 
 
 def open_parts(path: str | Path) -> tuple[str, list[Part]]:
@@ -106,9 +142,7 @@ def open_parts(path: str | Path) -> tuple[str, list[Part]]:
                 f"{file.parent} mixes layouts: {files[0].name} is {first}, {file.name} is {layout}; keep one layout in "
                 "a folder."
             )
-    if first == LAYOUT:
-        return first, [MappedPart(read_header(file)) for file in files]
-    return first, [MemoryPart(file, read_published(file, first)) for file in files]
+    return first, [open_part(file, first) for file in files]
 
 
 def find_shards(path: str | Path) -> list[Path]:

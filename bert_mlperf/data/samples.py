@@ -61,12 +61,12 @@ class Samples:
             next_sentence_labels=self.next_sentence_labels[ids],
         )
 
-    def validate(self, vocab_size: int, max_length: int, *, where: str = "the samples") -> None:
+    def validate(self, vocab_size: int, max_length: int, *, where: str = "the samples", first_sample: int = 0) -> None:
         """Raises UserError, naming `where` and the first bad sample, unless every sample has 1..max_length tokens,
         every token id (masked ones included) is in [0, vocab_size), every masked position lies inside its sample, and
-        segment ids and next-sentence labels are 0 or 1."""
+        segment ids and next-sentence labels are 0 or 1. `first_sample` is the number that sample 0 has in `where`."""
         self.check_structure(where=where)
-        self._check_lengths(max_length, where)
+        self._check_lengths(max_length, where, first_sample)
         for ids in (self.input_ids, self.masked_ids):
             if len(ids):
                 check_token_ids(int(ids.min()), int(ids.max()), vocab_size, where=where)
@@ -75,8 +75,8 @@ class Samples:
             at = int(np.argmax(outside))
             sample = int(np.searchsorted(self.masked_offsets, at, side="right")) - 1
             raise UserError(
-                f"{where}: masked position {self.masked_positions[at]} of sample {sample} lies outside its "
-                f"{self.lengths[sample]} tokens; the file is damaged, prepare it again."
+                f"{where}: masked position {self.masked_positions[at]} of sample {first_sample + sample} lies outside "
+                f"its {self.lengths[sample]} tokens; the file is damaged, prepare it again."
             )
         for name, values in (("segment id", self.segment_ids), ("next-sentence label", self.next_sentence_labels)):
             if len(values) and (values.min() < 0 or values.max() > 1):
@@ -101,14 +101,14 @@ class Samples:
                 f"{n} samples; the file is damaged, prepare it again."
             )
 
-    def _check_lengths(self, max_length: int, where: str) -> None:
+    def _check_lengths(self, max_length: int, where: str, first_sample: int) -> None:
         lengths = self.lengths
         bad = (lengths > max_length) | (lengths < 1)
         if bad.any():
             sample = int(np.argmax(bad))
             raise UserError(
-                f"{where}: sample {sample} has {lengths[sample]} tokens, expected 1 to {max_length} (the positions of "
-                "the model); prepare the data with this length or choose another model."
+                f"{where}: sample {first_sample + sample} has {lengths[sample]} tokens, expected 1 to {max_length} "
+                "(the positions of the model); prepare the data with this length or choose another model."
             )
 
 

@@ -125,7 +125,7 @@ class TestBadFiles:
 
     def test_tfrecord_of_another_task(self, tmp_path: Path) -> None:
         write_tfrecord(tmp_path / "a.tfrecord", [{"image/label": np.array([3])}])
-        assert "the examples have no input_ids; expected the features" in inspect_error(tmp_path)
+        assert "a.tfrecord: record 0 has no input_ids, only image/label; expected the fields" in inspect_error(tmp_path)
 
     def test_tfrecord_that_is_no_example(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tests.data.files.encode_example", lambda row, packed: b"\x0f not a message")
@@ -155,13 +155,6 @@ class TestBadFiles:
             wrong[1] = VOCAB_SIZE
             write(path, replace(samples, input_ids=wrong))
             assert f"{path}: token id {VOCAB_SIZE} lies outside the vocabulary" in inspect_error(path)
-
-    def test_packed_samples(self, tmp_path: Path, samples: Samples) -> None:
-        path = tmp_path / "a.hdf5"
-        write_variable(path, samples)
-        with h5py.File(path, "r+") as file:
-            file["packed_input_len"] = np.zeros(4)
-        assert f"{path} holds packed samples" in inspect_error(path)
 
 
 class TestDamagedVariableLength:
