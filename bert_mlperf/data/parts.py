@@ -71,16 +71,19 @@ class MappedPart:
                 mapped.check_structure(where=str(self.path))
             yield mapped.take(np.arange(start, min(start + rows, self.header.num_samples)))
 
+    def check_digest(self) -> None:
+        """Reads everything. Raises UserError if the samples do not match their checksum."""
+        if digest(self.samples()) != self.header.sha256:
+            raise UserError(
+                f"{self.path}: the content does not match its sha256 ({self.header.sha256[:12]}...), so the file was "
+                "changed or damaged; copy it again or prepare the data again."
+            )
+
     def inspect(self, *, vocab_size: int, max_length: int, verify: bool) -> PartSummary:
         header = self.header
         if verify:
-            samples = self.samples()
-            if digest(samples) != header.sha256:
-                raise UserError(
-                    f"{self.path}: the content does not match its sha256 ({header.sha256[:12]}...), so the file was "
-                    "changed or damaged; copy it again or prepare the data again."
-                )
-            samples.validate(vocab_size, max_length, where=str(self.path))
+            self.check_digest()
+            self.samples().validate(vocab_size, max_length, where=str(self.path))
         check_token_ids(header.max_token_id, header.max_token_id, vocab_size, where=str(self.path))
         if header.max_length > max_length:
             raise UserError(
