@@ -171,7 +171,7 @@ def _draw_lengths(path: Path, found: _Contents, *, title: str) -> None:
     axes.set_xlabel("length of the sample (tokens)")
     axes.set_ylabel("samples")
     axes.set_xlim(0, edges[-1])
-    axes.set_xticks(edges[:-1:2] - 1)
+    axes.set_xticks(edges[::2] - 1)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)

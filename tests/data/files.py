@@ -12,6 +12,15 @@ from bert_mlperf.data.samples import Samples, offsets_of
 CLS, SEP, MASK = 2, 3, 4
 VOCAB_SIZE = 100
 MAX_LENGTH = 512
+PACKED_DTYPES = {
+    "input_ids": "i2",
+    "segment_ids": "i1",
+    "masked_lm_positions": "i2",
+    "masked_lm_ids": "i2",
+    "next_sentence_labels": "i1",
+    "packed_input_len": "i2",
+    "packed_masked_lm_len": "i2",
+}
 
 
 def make_samples(lengths: list[int] | np.ndarray, *, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> Samples:
@@ -81,6 +90,36 @@ def write_variable(path: Path, samples: Samples, *, lengths: np.ndarray | None =
         file.create_dataset("next_sentence_labels", data=samples.next_sentence_labels.astype("i1"))
 
 
+def write_packed(path: Path, samples: Samples, *, max_tokens: int = 512) -> None:
+    """Up to three samples in a row, in their order, value by value from the description of the layout."""
+    rows: list[list[int]] = [[]]
+    for i in range(samples.num_samples):
+        if len(rows[-1]) == 3 or sum(samples.lengths[rows[-1]]) + samples.lengths[i] > max_tokens:
+            rows.append([])
+        rows[-1].append(i)
+    columns: dict[str, list[list[int]]] = {name: [] for name in PACKED_DTYPES}
+    for row in rows if samples.num_samples else []:
+        values: dict[str, list[int]] = {name: [] for name in PACKED_DTYPES}
+        for i in row:
+            tokens = slice(samples.offsets[i], samples.offsets[i + 1])
+            masked = slice(samples.masked_offsets[i], samples.masked_offsets[i + 1])
+            before = len(values["input_ids"])
+            values["input_ids"] += samples.input_ids[tokens].tolist()
+            values["segment_ids"] += samples.segment_ids[tokens].tolist()
+            values["masked_lm_positions"] += [p + before for p in samples.masked_positions[masked].tolist()]
+            values["masked_lm_ids"] += samples.masked_ids[masked].tolist()
+            values["next_sentence_labels"].append(int(samples.next_sentence_labels[i]))
+            values["packed_input_len"].append(int(samples.lengths[i]))
+            values["packed_masked_lm_len"].append(int(samples.masked_counts[i]))
+        for name, column in columns.items():
+            column.append(values[name])
+    with h5py.File(path, "w") as file:
+        for name, column in columns.items():
+            dataset = file.create_dataset(name, (len(column),), dtype=h5py.vlen_dtype(np.dtype(PACKED_DTYPES[name])))
+            for i, row in enumerate(column):
+                dataset[i] = np.array(row, dtype=PACKED_DTYPES[name])
+
+
 def crc32c(data: bytes) -> int:
     """Bit by bit, from the definition; the reader under test uses tables."""
     state = 0xFFFFFFFF
@@ -140,5 +179,6 @@ def write_tfrecord_samples(path: Path, samples: Samples) -> None:
 LAYOUT_WRITERS: dict[str, Callable[[Path, Samples], None]] = {
     "fixed-length HDF5": write_fixed,
     "variable-length HDF5": write_variable,
+    "packed variable-length HDF5": write_packed,
     "TFRecord": write_tfrecord_samples,
 }
