@@ -1,4 +1,5 @@
-/* The inner loops of the example maker: data_prep/examples.py in C, the same random numbers in the same order.
+/* The inner loops of the example maker: data_prep/examples.py in C, the same random numbers in the same order, and the
+ * search for distinct words in a text.
  *
  * Plain C99 without Python's headers; data_prep/native.py loads it with ctypes and mirrors the structs. Texts are flat:
  * tokens of all sentences one behind the other, so every segment is one stretch of `tokens`. Nothing is allocated here,
@@ -41,7 +42,7 @@ typedef struct {
 typedef struct {
     int64_t token_capacity, masked_capacity, example_capacity;
     void *input_ids, *masked_ids;                            /* [token_capacity], [masked_capacity] */
-    int32_t *masked_positions;                               /* [masked_capacity] */
+    uint16_t *masked_positions;                              /* [masked_capacity] */
     int32_t *lengths, *segment_a_lengths, *masked_counts;    /* [example_capacity] */
     uint8_t *next_sentence_labels;                           /* [example_capacity] */
     int64_t num_tokens, num_masked, num_examples;            /* how much of it is used */
@@ -52,8 +53,6 @@ typedef struct {
 } Stretch; /* of tokens */
 
 int32_t examples_version(void) { return VERSION; }
-
-int64_t examples_sizes(void) { return (int64_t)sizeof(Generator) * 10000 + (int64_t)sizeof(Output); }
 
 /* ---- random numbers ---- */
 
@@ -204,7 +203,7 @@ static void put(Generator *g, Output *out, int64_t length, int64_t segment_a_len
     put_ids(out->input_ids, out->num_tokens, g->shown, length, g->id_bytes);
     for (int64_t i = 0; i < length; i++) {
         if (!g->is_chosen[i]) continue;
-        out->masked_positions[out->num_masked + count] = (int32_t)i;
+        out->masked_positions[out->num_masked + count] = (uint16_t)i;
         put_ids(out->masked_ids, out->num_masked + count, g->original + i, 1, g->id_bytes);
         count++;
     }
@@ -259,6 +258,48 @@ void examples_generate(Generator *g, Output *out) {
             g->sentence = -1;
         }
     }
+}
+
+/* ---- words of a text ---- */
+
+typedef struct {
+    int32_t *slots; /* [num_slots, a power of two], number of a word + 1, 0 for none; never more than half full */
+    int64_t num_slots;
+    uint8_t *bytes;    /* of all words, one behind the other */
+    int64_t *offsets;  /* word w is bytes[offsets[w]..offsets[w + 1]] */
+    int64_t num_words;
+} WordTable;
+
+static int32_t number_of(WordTable *table, const uint8_t *word, int64_t length) {
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (int64_t i = 0; i < length; i++) hash = (hash ^ word[i]) * 0x100000001b3u;
+    uint64_t slot_mask = (uint64_t)table->num_slots - 1;
+    uint64_t slot = (hash ^ (hash >> 32)) & slot_mask;
+    for (; table->slots[slot]; slot = (slot + 1) & slot_mask) {
+        int64_t known = table->slots[slot] - 1, begin = table->offsets[known];
+        if (table->offsets[known + 1] - begin == length && !memcmp(table->bytes + begin, word, (size_t)length))
+            return (int32_t)known;
+    }
+    int64_t begin = table->offsets[table->num_words];
+    memcpy(table->bytes + begin, word, (size_t)length);
+    table->slots[slot] = (int32_t)++table->num_words;
+    table->offsets[table->num_words] = begin + length;
+    return table->slots[slot] - 1;
+}
+
+/* Splits `text` (n bytes) into lines at LF and into words at spaces; words that are new get the next numbers. Puts the
+ * number of each word into `words` and, for each line, where its words end there into `line_ends`; returns the number
+ * of lines. What stands behind the last LF is a line, too. */
+int64_t examples_words(WordTable *table, const uint8_t *text, int64_t n, int32_t *words, int64_t *line_ends) {
+    int64_t num_lines = 0, num_words = 0, begin = 0;
+    for (int64_t i = 0; i <= n; i++) {
+        int is_line_end = i == n || text[i] == '\n';
+        if (!is_line_end && text[i] != ' ') continue;
+        if (i > begin) words[num_words++] = number_of(table, text + begin, i - begin);
+        begin = i + 1;
+        if (is_line_end) line_ends[num_lines++] = num_words;
+    }
+    return num_lines;
 }
 
 /* ---- the final order ---- */

@@ -6,7 +6,8 @@ by a passage of another document ("random next"). The pair is shortened to fit, 
 this is done dupe_factor times over all documents with fresh random numbers; at the end the examples are shuffled.
 
 The examples equal the reference's one by one, because random numbers are drawn from Python's Mersenne Twister in the
-same order: every call of `rng` below counts, also those whose result looks unused.
+same order: every call of `rng` below counts, also those whose result looks unused. This is the readable version, for
+small texts; part_examples.py makes the same examples of a large one with examples.c.
 """
 
 import random
@@ -20,11 +21,12 @@ from bert_mlperf.errors import UserError
 
 Document = list[list[int]]  # sentences of token ids, none empty
 _TRIES_FOR_ANOTHER_DOCUMENT = 10
+_LONGEST_EXAMPLE = 1 << 16  # tokens; positions in an example are 16 bits wide
 
 
 @dataclass(frozen=True)
 class ExampleOptions:
-    """How examples are made; the defaults are those of MLPerf."""
+    """How examples are made; the defaults are those of MLPerf. UserError if one of them is out of range."""
 
     max_seq_length: int = 512  # tokens of an example at most, [CLS] and both [SEP] included
     max_predictions: int = 76  # masked tokens of an example at most
@@ -32,6 +34,18 @@ class ExampleOptions:
     short_seq_prob: float = 0.1  # share of chunk sequences that are made shorter on purpose
     dupe_factor: int = 10  # times that every document is used
     seed: int = 12345
+
+    def __post_init__(self) -> None:
+        for name, lowest, highest in (
+            ("max_seq_length", 5, _LONGEST_EXAMPLE),
+            ("max_predictions", 1, _LONGEST_EXAMPLE),
+            ("dupe_factor", 1, 1000),
+            ("masked_lm_prob", 0.0, 1.0),
+            ("short_seq_prob", 0.0, 1.0),
+        ):
+            value = getattr(self, name)
+            if not lowest <= value <= highest:  # nor is NaN
+                raise UserError(f"{name} is {value}, expected {lowest:,} to {highest:,}; give another {name}.")
 
 
 @dataclass
@@ -48,15 +62,10 @@ class _Rows:
 def make_examples(documents: list[Document], *, vocabulary: Vocabulary, options: ExampleOptions) -> Samples:
     """The examples of `documents` (sentences of token ids, see `wordpiece.encode_documents`) in their final order.
 
-    Raises UserError if there is no document or the options leave no room for a token.
+    Raises UserError if there is no document.
     """
     if not documents:
         raise UserError("the text holds no document with a token; expected one sentence a line: give another file.")
-    if options.max_seq_length < 5 or options.max_predictions < 1 or options.dupe_factor < 1:
-        raise UserError(
-            f"max_seq_length {options.max_seq_length}, max_predictions {options.max_predictions} and dupe_factor "
-            f"{options.dupe_factor} leave no room for an example, expected at least 5, 1 and 1; give larger ones."
-        )
     rng = random.Random(options.seed)
     documents = list(documents)
     rng.shuffle(documents)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,55 @@ class _Output(ctypes.Structure):
     )
 
 
+class _WordTable(ctypes.Structure):
+    _fields_ = (
+        ("slots", ctypes.c_void_p),
+        ("num_slots", ctypes.c_int64),
+        ("bytes", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("num_words", ctypes.c_int64),
+    )
+
+
+class WordNumbers:
+    """Numbers the distinct words of a text in the order in which they turn up."""
+
+    def __init__(self, *, max_words: int, max_bytes: int) -> None:
+        """Room for `max_words` distinct words of `max_bytes` bytes in all."""
+        self._library = load()
+        self._slots = np.zeros(1 << (2 * max_words - 1).bit_length(), np.int32)
+        self._bytes = np.empty(max_bytes, np.uint8)
+        self._offsets = np.zeros(max_words + 1, np.int64)
+        self._table = _WordTable(
+            _address(self._slots), len(self._slots), _address(self._bytes), _address(self._offsets)
+        )
+
+    def __len__(self) -> int:
+        return int(self._table.num_words)
+
+    def has_room_for(self, num_bytes: int) -> bool:
+        """Whether any text of `num_bytes` bytes fits, whatever its words."""
+        words = len(self) + num_bytes // 2 + 1
+        return words < len(self._offsets) and self._offsets[len(self)] + num_bytes <= len(self._bytes)
+
+    def number(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the words of `text` (int32 [words]) and where those of each line end (int64 [lines]).
+
+        Lines end at LF, words at ASCII spaces; what stands behind the last LF is a line, too.
+        """
+        assert self.has_room_for(len(text))
+        words = np.empty(len(text) // 2 + 1, np.int32)
+        line_ends = np.empty(text.count(b"\n") + 1, np.int64)
+        self._library.examples_words(ctypes.byref(self._table), text, len(text), _address(words), _address(line_ends))
+        return words[: line_ends[-1]], line_ends
+
+    def words_from(self, first: int) -> list[bytes]:
+        """The words that have the numbers `first` and above."""
+        offsets = self._offsets[first : len(self) + 1].tolist()
+        data = self._bytes[offsets[0] : offsets[-1]].tobytes()
+        return [data[begin - offsets[0] : end - offsets[0]] for begin, end in pairwise(offsets)]
+
+
 @dataclass(frozen=True)
 class FlatText:
     """Documents of sentences of token ids as flat arrays; no sentence and no document is empty."""
@@ -97,7 +147,7 @@ class FlatExamples:
     """Examples one behind the other. Legend: n examples, T tokens, M masked positions of all of them."""
 
     input_ids: np.ndarray  # uint16, or int32 for a vocabulary of more than 65,536 [T]
-    masked_positions: np.ndarray  # int32 [M]
+    masked_positions: np.ndarray  # uint16 [M]
     masked_ids: np.ndarray  # like input_ids [M]
     lengths: np.ndarray  # int32 [n]
     segment_a_lengths: np.ndarray  # int32 [n], [CLS] A [SEP]
@@ -185,7 +235,7 @@ class ExampleMaker:
         examples = tokens // 64 + 1
         return FlatExamples(
             input_ids=np.empty(tokens, self._id_type),
-            masked_positions=np.empty(tokens, np.int32),
+            masked_positions=np.empty(tokens, np.uint16),
             masked_ids=np.empty(tokens, self._id_type),
             lengths=np.empty(examples, np.int32),
             segment_a_lengths=np.empty(examples, np.int32),
@@ -210,21 +260,24 @@ class Gatherer:
         segment_ids = np.empty(offsets[-1], np.uint8)
         self._library.examples_segments(_address(segment_ids), _address(lengths), _address(a_lengths), len(order))
         return Samples(
-            input_ids=self._rows(found.input_ids, self._offsets, order, int(offsets[-1])),
+            input_ids=gather(found.input_ids, self._offsets, order),
             segment_ids=segment_ids,
             offsets=offsets,
-            masked_positions=self._rows(found.masked_positions, self._masked_offsets, order, int(masked_offsets[-1])),
-            masked_ids=self._rows(found.masked_ids, self._masked_offsets, order, int(masked_offsets[-1])),
+            masked_positions=gather(found.masked_positions, self._masked_offsets, order),
+            masked_ids=gather(found.masked_ids, self._masked_offsets, order),
             masked_offsets=masked_offsets,
             next_sentence_labels=found.next_sentence_labels[order],
         )
 
-    def _rows(self, source: np.ndarray, offsets: np.ndarray, order: np.ndarray, total: int) -> np.ndarray:
-        target = np.empty(total, source.dtype)
-        self._library.examples_gather(
-            _address(target), _address(source), _address(offsets), _address(order), len(order), source.itemsize
-        )
-        return target
+
+def gather(values: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Rows `order` (int32 [k]) of a ragged array, one behind the other: row r is values[offsets[r] : offsets[r + 1]]
+    (offsets int64)."""
+    taken = np.empty(int((offsets[1:] - offsets[:-1])[order].sum()), values.dtype)
+    load().examples_gather(
+        _address(taken), _address(values), _address(offsets), _address(order), len(order), values.itemsize
+    )
+    return taken
 
 
 def new_twister(seed: int) -> _Twister:
@@ -254,6 +307,8 @@ def load() -> ctypes.CDLL:
     library.examples_shuffle.argtypes = (pointer, pointer, integer)
     library.examples_draws.argtypes = (pointer, integer, pointer, integer)
     library.examples_generate.argtypes = (pointer, pointer)
+    library.examples_words.argtypes = (pointer, ctypes.c_char_p, integer, pointer, pointer)
+    library.examples_words.restype = integer
     library.examples_gather.argtypes = (pointer, pointer, pointer, pointer, integer, integer)
     library.examples_segments.argtypes = (pointer, pointer, pointer, integer)
     for name in ("shuffle", "draws", "generate", "gather", "segments"):

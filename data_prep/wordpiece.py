@@ -1,23 +1,17 @@
-"""Text to token ids: the reader of prepared text, WordPiece vocabularies, and the uncased BERT tokenizer.
+"""WordPiece vocabularies (read, written, learned) and the token ids of small texts; words.py holds the tokenizer."""
 
-The tokenizer is that of the `tokenizers` package set up as BERT's: lower case, control characters removed, every white
-space a space, CJK ideographs set apart, accents stripped, split at punctuation, then greedy longest-match pieces where
-pieces inside a word begin with "##". A word of more than 200 characters or without pieces is [UNK]. Lower case is
-Python's, as in the reference: unlike that of `tokenizers` it knows the final sigma of Greek.
-"""
-
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from bert_mlperf.data_prep.words import UNK, Words
 from bert_mlperf.errors import UserError
 
-PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+PAD, CLS, SEP, MASK = "[PAD]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
-_LONGEST_WORD = 200  # characters
-_LINES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -86,21 +80,10 @@ def _split(tokenizer: Tokenizer, word: str) -> list[tuple[str, tuple[int, int]]]
     return tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(word))
 
 
-def make_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
-    """The uncased BERT tokenizer; `encode_lines` applies it."""
-    tokenizer = _untrained()
-    tokenizer.model = models.WordPiece(vocabulary.ids, unk_token=UNK, max_input_chars_per_word=_LONGEST_WORD)
-    return tokenizer
-
-
 def encode_lines(lines: Sequence[str], vocabulary: Vocabulary) -> list[list[int]]:
     """Token ids of each line (no [CLS] or [SEP] added); a line may have none."""
-    tokenizer = make_tokenizer(vocabulary)
-    encoded: list[list[int]] = []
-    for first in range(0, len(lines), _LINES_AT_ONCE):
-        batch = [line.lower() for line in lines[first : first + _LINES_AT_ONCE]]
-        encoded.extend(encoding.ids for encoding in tokenizer.encode_batch(batch, add_special_tokens=False))
-    return encoded
+    words = Words(vocabulary.ids)
+    return [array("i", words.encode(line)).tolist() for line in lines]
 
 
 def encode_documents(documents: Sequence[Sequence[str]], vocabulary: Vocabulary) -> list[list[list[int]]]:
@@ -111,30 +94,8 @@ def encode_documents(documents: Sequence[Sequence[str]], vocabulary: Vocabulary)
     return [document for document in without_empty if document]
 
 
-def read_documents(path: str | Path) -> list[list[str]]:
-    """Documents of sentences from a text file: one sentence a line, empty lines between documents.
-
-    Only a line feed ends a line, every carriage return is deleted, and lines are stripped of white space, as the
-    reference reads them. Bytes that are not UTF-8 are dropped.
-    """
-    try:
-        text = Path(path).read_bytes().decode("utf-8", errors="ignore")
-    except OSError as error:
-        raise UserError(
-            f"the text {path} cannot be read: {error}; give a UTF-8 file with one sentence a line."
-        ) from error
-    documents: list[list[str]] = [[]]
-    for line in text.replace("\r", "").split("\n"):
-        sentence = line.strip()
-        if sentence:
-            documents[-1].append(sentence)
-        elif documents[-1]:
-            documents.append([])
-    return [document for document in documents if document]
-
-
 def _untrained() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK, max_input_chars_per_word=_LONGEST_WORD))
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=False
     )

@@ -1,4 +1,4 @@
-"""Words to token ids: the uncased BERT tokenizer as the published reference runs it, with a memory of words.
+"""Words to token ids: the uncased BERT tokenizer as the published reference runs it.
 
     clean     NUL, U+FFFD and characters of the categories Cc and Cf are dropped; tab, LF, CR and category Zs are spaces
     CJK       every ideograph becomes a word of its own
@@ -7,18 +7,17 @@
     pieces    greedy longest match from the left, pieces inside a word begin with "##"; a word of more than 200
               characters, or one that no pieces make up, is [UNK]
 
-All of it works inside what stands between two spaces, so a line is cut at ASCII spaces and each distinct word is
-looked at once. Categories, case and decompositions are those of Python's unicodedata, which the reference uses too.
+All of it works inside what stands between two ASCII spaces, so each distinct word has to be looked at only once.
+Categories, case and decompositions are those of Python's unicodedata, which the reference uses too.
 """
 
 import unicodedata
 from array import array
 from collections.abc import Mapping
-from itertools import chain
+from functools import lru_cache
 
 UNK = "[UNK]"
 _LONGEST_WORD = 200  # characters that the reference looks at
-_REMEMBERED_LENGTH = 40  # characters; longer words hardly ever come again
 _CJK = (
     range(0x4E00, 0xA000),
     range(0x3400, 0x4DC0),
@@ -61,50 +60,42 @@ class _Split(dict[int, str | None]):
         return mapped
 
 
-class Words(dict[str, bytes]):
-    """Token ids (int32, as bytes) of words without ASCII spaces, worked out when a word is asked for.
+class Words:
+    """Token ids of words for a vocabulary, given as token to id."""
 
-    `ids` are those of a vocabulary. At most `remembered` words are kept; what comes out does not depend on it.
-    """
-
-    def __init__(self, ids: Mapping[str, int], *, remembered: int = 1 << 18) -> None:
-        super().__init__()
+    def __init__(self, ids: Mapping[str, int]) -> None:
         self._ids = ids
-        self._remembered = remembered
         self._longest_piece = max(map(len, ids))
         self._clean, self._split = _Clean(), _Split()
+        self._remembered_pieces = lru_cache(maxsize=1 << 17)(self._pieces)
+        self._remembered = lru_cache(maxsize=1 << 16)(self.encode_word)
 
     def encode(self, line: str) -> bytes:
         """Token ids of `line`, int32 as bytes; no [CLS] or [SEP] is added."""
-        return b"".join(map(self.__getitem__, line.split(" ")))
+        return b"".join(map(self._remembered, line.split(" ")))
 
-    def __missing__(self, word: str) -> bytes:
-        encoded = array("i", chain.from_iterable(map(self._pieces, self._basic_words(word)))).tobytes()
-        if len(word) <= _REMEMBERED_LENGTH:
-            if len(self) >= self._remembered:
-                self.clear()
-            self[word] = encoded
-        return encoded
-
-    def _basic_words(self, word: str) -> list[str]:
+    def encode_word(self, word: str) -> bytes:
+        """Token ids of what stands between two ASCII spaces, int32 as bytes."""
         if word.isascii() and word.isalnum():
-            return [word.lower()]
-        parts = word.translate(self._clean).split()
-        return " ".join(unicodedata.normalize("NFD", part.lower()).translate(self._split) for part in parts).split()
+            return self._remembered_pieces(word.lower())
+        parts = (unicodedata.normalize("NFD", part.lower()) for part in word.translate(self._clean).split())
+        return b"".join(map(self._remembered_pieces, " ".join(parts).translate(self._split).split()))
 
-    def _pieces(self, word: str) -> list[int]:
+    def _pieces(self, word: str) -> bytes:
+        """Token ids of a word without accents and punctuation, or of one punctuation character."""
         ids, length = self._ids, len(word)
-        if length > _LONGEST_WORD:
-            return [ids[UNK]]
-        found: list[int] = []
+        whole = ids.get(word)
+        if whole is not None and length <= _LONGEST_WORD:
+            return array("i", (whole,)).tobytes()
+        found = array("i")
         start, prefix = 0, ""
-        while start < length:
+        while start < length <= _LONGEST_WORD:
             for end in range(min(length, start + self._longest_piece), start, -1):
                 piece = ids.get(prefix + word[start:end])
                 if piece is not None:
                     break
             else:
-                return [ids[UNK]]
+                break
             found.append(piece)
             start, prefix = end, "##"
-        return found
+        return found.tobytes() if start == length else array("i", (ids[UNK],)).tobytes()

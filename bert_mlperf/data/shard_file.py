@@ -65,7 +65,6 @@ class ShardHeader:
 
 def write_shard(path: str | Path, samples: Samples, *, vocab_size: int) -> None:
     """Writes `samples` (at least one, valid for `vocab_size`) to the new file `path`, as `ShardWriter` does."""
-    highest = [int(ids.max(initial=0)) for ids in (samples.input_ids, samples.masked_ids)]
     with ShardWriter(
         path,
         num_samples=samples.num_samples,
@@ -73,7 +72,6 @@ def write_shard(path: str | Path, samples: Samples, *, vocab_size: int) -> None:
         num_masked=samples.num_masked,
         vocab_size=vocab_size,
         max_length=int(samples.lengths.max(initial=0)),
-        max_token_id=max(highest),
     ) as writer:
         writer.write(samples)
 
@@ -82,7 +80,7 @@ class ShardWriter:
     """Writes a shard piece by piece: `with ShardWriter(...) as writer: writer.write(samples)`, as often as it takes.
 
     What all pieces hold together is said beforehand: samples, tokens, masked positions, tokens of the longest sample
-    and the largest token id. The same samples give the same bytes, however they were cut into pieces. The file appears
+    and, if it is known, the largest token id. The same samples give the same bytes, however they were cut into pieces. The file appears
     under its name only when it is whole and on the disk, at the end of the `with` block; after an error it does not.
     Raises UserError if the file exists, if samples are not valid or not what was said, or if it cannot be written.
     """
@@ -96,7 +94,7 @@ class ShardWriter:
         num_masked: int,
         vocab_size: int,
         max_length: int,
-        max_token_id: int,
+        max_token_id: int | None = None,
     ) -> None:
         self._path = Path(path)
         self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
@@ -106,8 +104,9 @@ class ShardWriter:
             "num_masked": num_masked,
             "vocab_size": vocab_size,
             "max_length": max_length,
-            "max_token_id": max_token_id,
         }
+        if max_token_id is not None:
+            self._announced["max_token_id"] = max_token_id
         self._written = {"num_samples": 0, "num_tokens": 0, "num_masked": 0, "max_length": 0, "max_token_id": 0}
         self._dtypes = _dtypes(vocab_size=vocab_size, max_length=max_length)
         self.sha256 = ""  # hex, see `digest`; known when the file is finished
@@ -180,7 +179,7 @@ class ShardWriter:
 
     def _finish(self) -> None:
         for name, value in self._written.items():
-            if value != self._announced[name]:
+            if value != self._announced.setdefault(name, value):
                 raise self._contradiction(name)
         with open(self._temporary, "rb") as mapped:
             self.sha256 = digest(_mapped(mapped, self._arrays))

@@ -1,0 +1,204 @@
+"""The tokenizer against one written straight from the description of the reference's, for every code point."""
+
+import itertools
+import sys
+import unicodedata
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from bert_mlperf.data_prep.words import Words
+
+CJK_BLOCKS = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+SURROGATES = range(0xD800, 0xE000)
+ODD = (
+    "a",
+    "\u03a3",  # capital sigma: lower case depends on what stands around it
+    "\u0130",  # its lower case is two characters
+    "\u00df",
+    "\u01c5",
+    "\u02b0",  # modifier letter, ignored when the place of a sigma is judged
+    "\u0345",  # a mark that is a letter in upper case
+    "\u0301",
+    "\u0903",
+    "\u20dd",
+    "\u00e9",
+    "\uac01",  # decomposes to three letters
+    "\u00b7",
+    "'",
+    "^",
+    "_",
+    "\u2019",
+    "\u20ac",
+    "\u4e00",
+    "\U0002f800",  # an ideograph that decomposes to another
+    "\x00",
+    "\x01",
+    "\t",
+    "\r",
+    "\x1c",
+    "\x85",
+    "\u00a0",
+    "\u00ad",
+    "\u200b",
+    "\u2028",
+    "\u2029",
+    "\u3000",
+    "\ufeff",
+    "\ufffd",
+    "\ue000",
+    "\u0378",  # not assigned
+)
+
+
+class EveryCharacter(dict[str, int]):
+    """A vocabulary in which each character is a piece, alone and behind "##"."""
+
+    def __init__(self) -> None:
+        super().__init__({"[UNK]": 0})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["a"])  # no piece stands for more than one character
+
+    def get(self, piece: str, default: int | None = None) -> int | None:  # type: ignore[override]
+        if len(piece) == 1:
+            return 2 * ord(piece)
+        return 2 * ord(piece[2]) + 1 if len(piece) == 3 and piece[:2] == "##" else default
+
+
+@lru_cache(maxsize=1 << 12)
+def is_ideograph(code: int) -> bool:
+    return any(first <= code <= last for first, last in CJK_BLOCKS)
+
+
+def is_dropped(character: str) -> bool:
+    if character in "\t\n\r":
+        return False
+    return character in "\x00\ufffd" or unicodedata.category(character) in ("Cc", "Cf")
+
+
+def is_punctuation(character: str) -> bool:
+    code = ord(character)
+    in_ascii = 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126
+    return in_ascii or unicodedata.category(character)[0] == "P"
+
+
+def basic_words(text: str) -> Iterator[str]:
+    cleaned = []
+    for character in text:
+        if is_dropped(character):
+            continue
+        if character in " \t\n\r" or unicodedata.category(character) == "Zs":
+            cleaned.append(" ")
+        elif character >= "\u3400" and is_ideograph(ord(character)):
+            cleaned.append(f" {character} ")
+        else:
+            cleaned.append(character)
+    for word in "".join(cleaned).split():
+        folded = unicodedata.normalize("NFD", word.lower())
+        split = [f" {c} " if is_punctuation(c) else c for c in folded if unicodedata.category(c) != "Mn"]
+        yield from "".join(split).split()
+
+
+def reference_ids(text: str, vocabulary: dict[str, int]) -> list[int]:
+    """Greedy longest match, word by word."""
+    found: list[int] = []
+    for word in basic_words(text):
+        pieces: list[int] = []
+        start = 0
+        while start < len(word) <= 200:
+            prefix = "##" if start else ""
+            ends = (end for end in range(len(word), start, -1) if vocabulary.get(prefix + word[start:end]) is not None)
+            end = next(ends, None)
+            if end is None:
+                break
+            pieces.append(vocabulary.get(prefix + word[start:end]))
+            start = end
+        found += pieces if start == len(word) else [vocabulary["[UNK]"]]
+    return found
+
+
+def ids_of(words: Words, text: str) -> list[int]:
+    return np.frombuffer(words.encode(text), np.int32).tolist()
+
+
+def test_every_code_point() -> None:
+    """Forty to a word, which has less than 200 characters even when all of them decompose to four."""
+    vocabulary = EveryCharacter()
+    words = Words(vocabulary)
+    codes = [code for code in range(sys.maxunicode + 1) if code not in SURROGATES]
+    for first in range(0, len(codes), 40):
+        text = "".join(map(chr, codes[first : first + 40]))
+        if ids_of(words, text) != reference_quickly(text):
+            for code in codes[first : first + 40]:
+                assert ids_of(words, chr(code)) == reference_ids(chr(code), vocabulary), hex(code)
+            pytest.fail(f"code points from {hex(codes[first])}")
+
+
+def reference_quickly(text: str) -> list[int]:
+    """`reference_ids` for `EveryCharacter`."""
+    return [2 * ord(c) + (i > 0) for word in basic_words(text) for i, c in enumerate(word)]
+
+
+@pytest.mark.parametrize("context", ["{}", "a{}", "{}a", "a{}b", "a {} b", "A\u03a3{}", "{}\u03a3a"])
+def test_characters_in_context(context: str) -> None:
+    """All of the categories that are treated specially, some of the others."""
+    words = Words(EveryCharacter())
+    plain = {"Lo", "Cn", "Co"}
+    for code in itertools.chain(range(0x3000), range(0x3000, sys.maxunicode + 1, 7)):
+        if code not in SURROGATES and (unicodedata.category(chr(code)) not in plain or code % 97 == 0):
+            text = context.format(chr(code))
+            assert ids_of(words, text) == reference_quickly(text), hex(code)
+
+
+@pytest.mark.parametrize("first", ODD)
+def test_odd_characters_together(first: str) -> None:
+    words = Words(EveryCharacter())
+    for second, third in itertools.product(ODD, ODD):
+        for text in (first + second + third, f"b{first}{second}{third}c"):
+            assert ids_of(words, text) == reference_quickly(text), ascii(text)
+
+
+def test_a_control_character_beside_a_sigma() -> None:
+    """It is dropped before the word is put in lower case, so the sigma behind it is still the last letter."""
+    words = Words(EveryCharacter())
+    assert ids_of(words, "A\u03a3\x01") == ids_of(words, "a\u03c2")
+    assert ids_of(words, "A\x01\u03a3") == ids_of(words, "a\u03c2")
+    assert ids_of(words, "A\u03a3\u200bA") == ids_of(words, "a\u03c3a")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "unaffable",
+        "un aff",
+        "unx",
+        "affx unaff",
+        "u" * 200,
+        "u" * 201,
+        "U" * 199 + "\u0301\u0301",
+        "aff" * 66 + "aff",
+        "",
+    ],
+)
+def test_longest_pieces_first(text: str) -> None:
+    tokens = ["[UNK]", "un", "u", "##u", "##aff", "##a", "##f", "##able", "aff", "unaffa", "##ble", "##x", "un" * 101]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    assert ids_of(Words(vocabulary), text) == reference_ids(text, vocabulary)
+
+
+def test_special_tokens_and_pieces_in_the_text_are_text() -> None:
+    tokens = ["[UNK]", "[MASK]", "[", "]", "mask", "#", "##s", "s"]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    assert [tokens[i] for i in ids_of(Words(vocabulary), "[MASK] ##s")] == ["[", "mask", "]", "#", "#", "s"]
