@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from bert_mlperf.cli_bench import add_bench, run_bench
 from bert_mlperf.cli_prep import add_prep, run_prep
 from bert_mlperf.errors import UserError
 from bert_mlperf.train.stop import Stopped
@@ -35,6 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="check result files with the official compliance checker")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="result_<n>.txt")
     check.add_argument("--round", default="5.0.0", help="MLPerf round whose rules apply (default: %(default)s)")
+
+    add_bench(commands)
 
     doctor = commands.add_parser("doctor", help="print a resolved system and what is installed")
     doctor.add_argument("--system", type=Path, default=Path("systems/local-cpu.json"), help="system file")
@@ -82,6 +85,8 @@ def _run(options: argparse.Namespace) -> int:
         )
     if options.command == "prep":
         return run_prep(options)
+    if options.command == "bench":
+        return run_bench(options)
     if options.command == "check":
         from bert_mlperf.mlperf.check import main_check
 

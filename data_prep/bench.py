@@ -1,39 +1,33 @@
 """How fast and in how much memory text becomes examples: `bert-mlperf bench prep`.
 
-Each measurement is a process of its own on one core: from its start (interpreter, libraries, vocabulary) to the shard on
-disk. Memory is the largest RssAnon of /proc/<pid>/status: pages of mapped files do not count. The peer in the same run is
-the readable Python of examples.py over the `tokenizers` package, on the smallest text.
+Each measurement is a process of its own on one core: from its start (interpreter, libraries, vocabulary) to the shard
+on disk. Memory is the largest RssAnon of /proc/<pid>/status: pages of mapped files do not count. The peer in the same
+run is what one would write without this program: all lines through the BERT tokenizer of the package `tokenizers`, then
+the examples in Python (examples.py), on the smallest text.
 """
 
 import multiprocessing
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from tokenizers import BertWordPieceTokenizer
 
 from bert_mlperf.data_prep import demo_corpus
 from bert_mlperf.data_prep.examples import ExampleOptions, make_examples
 from bert_mlperf.data_prep.part_examples import write_part_examples
-from bert_mlperf.data_prep.wordpiece import (
-    encode_documents,
-    read_documents,
-    read_vocabulary,
-    train_vocabulary,
-    write_vocabulary,
-)
+from bert_mlperf.data_prep.wordpiece import read_vocabulary, train_vocabulary, write_vocabulary
 from bert_mlperf.errors import UserError
 
-MEGABYTES = (3.0, 26.7, 80.0)  # of text: a small part, one of the 500 official parts, three of them
 _SOURCE = Path(__file__).with_name("examples.c")
 _POLL_SECONDS = 0.005
 
@@ -52,16 +46,16 @@ class Measurement:
         return self.text_bytes / 1e6 / self.seconds
 
 
-def bench_prep(
-    *, text: Path | None = None, vocabulary: Path | None = None, megabytes: tuple[float, ...] = MEGABYTES
-) -> None:
+def bench_prep(*, text: Path | None = None, vocabulary: Path | None = None, megabytes: Sequence[float]) -> None:
     """Prints a table of throughput and memory over texts of `megabytes` (10^6 bytes each, at least one).
 
-    `text` is repeated until it is long enough; without it (and `vocabulary`) the demo corpus serves, whose few words make
-    it an easy text. Raises UserError for one without the other.
+    `text` is repeated until it is long enough; without it (and `vocabulary`) the demo corpus serves, whose few words
+    make it an easy text. Raises UserError for one without the other and for bad input.
     """
     if (text is None) != (vocabulary is None):
         raise UserError("--text and --vocab belong together; give both, or none for the demo corpus.")
+    if not all(0 < size < 1e6 for size in megabytes):
+        raise UserError(f"--megabytes is {list(megabytes)}, expected sizes above 0 and below 1,000,000; give others.")
     with tempfile.TemporaryDirectory(prefix="bert-mlperf-bench-") as temporary:
         folder = Path(temporary)
         if text is None or vocabulary is None:
@@ -71,15 +65,15 @@ def bench_prep(
             read_vocabulary(vocabulary)
             name = text.name
         compile_seconds = _compile_seconds(folder)
-        ours = [_measure(_ours, _repeated(text, size, folder), vocabulary, folder) for size in sorted(megabytes)]
-        peer = _measure(_peer, _repeated(text, min(megabytes), folder), vocabulary, folder)
+        ours = [measure(our_examples, repeated(text, size, folder), vocabulary, folder) for size in sorted(megabytes)]
+        peer = measure(peer_examples, repeated(text, min(megabytes), folder), vocabulary, folder)
     _show(name, ours, peer, compile_seconds)
 
 
 def _show(name: str, ours: list[Measurement], peer: Measurement, compile_seconds: float) -> None:
     console = Console(highlight=False)
-    table = Table(title=f"bert-mlperf bench prep: {name}, repeated; one core of {platform.machine()}")
-    for heading in ("text MB", "samples", "seconds", "MB/s", "with compilation MB/s", "anonymous memory MB"):
+    table = Table(title="text to examples, one core")
+    for heading in ("text MB", "samples", "seconds", "MB/s", "MB/s with compiling", "memory MB"):
         table.add_column(heading, justify="right")
     for row in ours:
         table.add_row(
@@ -92,25 +86,30 @@ def _show(name: str, ours: list[Measurement], peer: Measurement, compile_seconds
         )
     console.print(table)
     console.print(
-        f"peer: Python reference of examples.py over tokenizers, {peer.text_bytes / 1e6:.1f} MB: "
+        f"{name}, repeated, on {_cpu()}\n"
+        f"peer: BertWordPieceTokenizer of tokenizers, then examples.py, {peer.text_bytes / 1e6:.1f} MB: "
         f"{peer.megabytes_per_s:.2f} MB/s, {peer.peak_anonymous / 1e6:.0f} MB; ours on the same text is "
         f"{ours[0].megabytes_per_s / peer.megabytes_per_s:.1f} times as fast.\n"
         f"examples.c compiles in {compile_seconds:.2f} s, once, at installation."
     )
 
 
-def _ours(text: Path, vocabulary: Path, folder: Path) -> int:
+def our_examples(text: Path, vocabulary: Path, folder: Path) -> int:
     facts = write_part_examples(text, folder / "shard.hdf5", vocabulary=vocabulary, options=ExampleOptions())
     return int(facts["samples"])
 
 
-def _peer(text: Path, vocabulary: Path, folder: Path) -> int:
+def peer_examples(text: Path, vocabulary: Path, folder: Path) -> int:
     words = read_vocabulary(vocabulary)
-    documents = encode_documents(read_documents(text), words)
-    return make_examples(documents, vocabulary=words, options=ExampleOptions()).num_samples
+    tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=True)
+    documents = []
+    for document in text.read_text(encoding="utf-8").split("\n\n"):
+        encoded = tokenizer.encode_batch(document.split("\n"), add_special_tokens=False)
+        documents.append([line.ids for line in encoded if line.ids])
+    return make_examples(list(filter(None, documents)), vocabulary=words, options=ExampleOptions()).num_samples
 
 
-def _measure(work: Callable[[Path, Path, Path], int], text: Path, vocabulary: Path, folder: Path) -> Measurement:
+def measure(work: Callable[[Path, Path, Path], int], text: Path, vocabulary: Path, folder: Path) -> Measurement:
     """`work` in a process of its own on one core."""
     scratch = folder / "scratch"
     scratch.mkdir()
@@ -131,9 +130,7 @@ def _measure(work: Callable[[Path, Path, Path], int], text: Path, vocabulary: Pa
     shutil.rmtree(scratch)
     if kind == "bad input":
         raise UserError(value)
-    print(
-        f"bench    {work.__name__.strip('_'):5s} {text.stat().st_size / 1e6:.1f} MB: {seconds:.1f} s", file=sys.stderr
-    )
+    print(f"bench    {work.__name__:13s} {text.stat().st_size / 1e6:.1f} MB: {seconds:.1f} s", file=sys.stderr)
     return Measurement(text.stat().st_size, seconds, value, peak)
 
 
@@ -167,16 +164,24 @@ def _compile_seconds(folder: Path) -> float:
     return time.perf_counter() - start
 
 
-def _repeated(text: Path, megabytes: float, folder: Path) -> Path:
+def repeated(text: Path, megabytes: float, folder: Path) -> Path:
     """`text` again and again until it has about `megabytes`."""
-    times = max(1, round(megabytes * 1e6 / text.stat().st_size))
     path = folder / f"{megabytes}.txt"
     if not path.exists():
-        data = text.read_bytes().rstrip(b"\n") + b"\n\n"
+        try:
+            data = text.read_bytes().rstrip(b"\n") + b"\n\n"
+        except OSError as error:
+            raise UserError(f"the text {text} cannot be read: {error.strerror}; give a UTF-8 text file.") from error
         with open(path, "wb") as file:
-            for _ in range(times):
+            for _ in range(max(1, round(megabytes * 1e6 / len(data)))):
                 file.write(data)
     return path
+
+
+def _cpu() -> str:
+    """The name of the processor, as the kernel gives it."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "an unnamed CPU")
 
 
 def _demo(folder: Path) -> tuple[Path, Path]:

@@ -61,12 +61,10 @@ class BlockEncoder:
         self._ids, self._offsets = np.empty(0, np.int32), np.zeros(1, np.int64)
 
     def _look_up_new_words(self) -> None:
-        encode = self._words.encode_word
-        new = [encode(word.decode()) for word in self._numbers.words_from(len(self._offsets) - 1)]
-        if new:
-            self._ids = np.concatenate([self._ids, np.frombuffer(b"".join(new), np.int32)])
-            counts = np.array([len(ids) // 4 for ids in new])
-            self._offsets = np.concatenate([self._offsets, self._offsets[-1] + np.cumsum(counts)])
+        new = self._numbers.words_from(len(self._offsets) - 1)
+        ids, counts = self._words.encode(word.decode() for word in new)
+        self._ids = np.concatenate([self._ids, ids])
+        self._offsets = np.concatenate([self._offsets, self._offsets[-1] + np.cumsum(counts)])
 
 
 def _blank_lines(text: bytes, line_tokens: np.ndarray) -> np.ndarray:

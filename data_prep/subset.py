@@ -1,7 +1,5 @@
 """A uniform draw of samples from many parts, and the disk that samples need."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from bert_mlperf.data.order import permuted
@@ -23,17 +21,6 @@ def part_of_subset(first: int, count: int, *, total: int, size: int, seed: int) 
     """
     places = permuted(np.arange(first, first + count, dtype=np.int64), total, seed=seed, epoch=0)
     return np.flatnonzero(places < size)
-
-
-def select_subset(counts: Sequence[int], size: int, *, seed: int) -> list[np.ndarray]:
-    """`part_of_subset` of every part, given how many samples each has. UserError unless 1 <= size <= sum(counts)."""
-    total = sum(counts)
-    check_subset(size, total)
-    firsts = np.cumsum([0, *counts]).tolist()
-    return [
-        part_of_subset(first, count, total=total, size=size, seed=seed)
-        for first, count in zip(firsts, counts, strict=False)
-    ]
 
 
 def check_subset(size: int, total: int | None = None) -> None:

@@ -1,10 +1,10 @@
 """WordPiece vocabularies (read, written, learned) and the token ids of small texts; words.py holds the tokenizer."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from bert_mlperf.data_prep.words import UNK, Words
@@ -82,8 +82,11 @@ def _split(tokenizer: Tokenizer, word: str) -> list[tuple[str, tuple[int, int]]]
 
 def encode_lines(lines: Sequence[str], vocabulary: Vocabulary) -> list[list[int]]:
     """Token ids of each line (no [CLS] or [SEP] added); a line may have none."""
-    words = Words(vocabulary.ids)
-    return [array("i", words.encode(line)).tolist() for line in lines]
+    words = [line.split(" ") for line in lines]
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(word for line in words for word in line))}
+    ids, counts = Words(vocabulary.ids).encode(numbers)
+    ids_of = [part.tolist() for part in np.split(ids, np.cumsum(counts)[:-1])]
+    return [[token for word in line for token in ids_of[numbers[word]]] for line in words]
 
 
 def encode_documents(documents: Sequence[Sequence[str]], vocabulary: Vocabulary) -> list[list[list[int]]]:

@@ -7,14 +7,17 @@
     pieces    greedy longest match from the left, pieces inside a word begin with "##"; a word of more than 200
               characters, or one that no pieces make up, is [UNK]
 
-All of it works inside what stands between two ASCII spaces, so each distinct word has to be looked at only once.
-Categories, case and decompositions are those of Python's unicodedata, which the reference uses too.
+The first four steps (`basic_words`) follow Python's unicodedata, as the reference does; the package `tokenizers` treats
+138,283 code points in another way (release 0.23, Python 3.11: those of private use, and what its older tables do
+not know). It finds the pieces. All of this works inside what stands between two ASCII spaces, so each distinct word has
+to be looked at only once.
 """
 
 import unicodedata
-from array import array
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from tokenizers import Tokenizer, models
 
 UNK = "[UNK]"
 _LONGEST_WORD = 200  # characters that the reference looks at
@@ -60,42 +63,31 @@ class _Split(dict[int, str | None]):
         return mapped
 
 
+_CLEAN, _SPLIT = _Clean(), _Split()
+
+
 class Words:
     """Token ids of words for a vocabulary, given as token to id."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
-        self._ids = ids
-        self._longest_piece = max(map(len, ids))
-        self._clean, self._split = _Clean(), _Split()
-        self._remembered_pieces = lru_cache(maxsize=1 << 17)(self._pieces)
-        self._remembered = lru_cache(maxsize=1 << 16)(self.encode_word)
+        self._pieces = Tokenizer(models.WordPiece(dict(ids), unk_token=UNK, max_input_chars_per_word=_LONGEST_WORD))
 
-    def encode(self, line: str) -> bytes:
-        """Token ids of `line`, int32 as bytes; no [CLS] or [SEP] is added."""
-        return b"".join(map(self._remembered, line.split(" ")))
+    def encode(self, words: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids of all `words` (what stands between two ASCII spaces), int32 [tokens], and how many of them each
+        word has, int64 [words]; no [CLS] or [SEP] is added."""
+        basic = [basic_words(word) for word in words]
+        flat = [part for parts in basic for part in parts]
+        if not flat:
+            return np.empty(0, np.int32), np.zeros(len(basic), np.int64)
+        encoding = self._pieces.encode(flat, is_pretokenized=True, add_special_tokens=False)
+        word_of_part = np.repeat(np.arange(len(basic)), [len(parts) for parts in basic])
+        counts = np.bincount(word_of_part[np.array(encoding.word_ids, np.int64)], minlength=len(basic))
+        return np.array(encoding.ids, np.int32), counts
 
-    def encode_word(self, word: str) -> bytes:
-        """Token ids of what stands between two ASCII spaces, int32 as bytes."""
-        if word.isascii() and word.isalnum():
-            return self._remembered_pieces(word.lower())
-        parts = (unicodedata.normalize("NFD", part.lower()) for part in word.translate(self._clean).split())
-        return b"".join(map(self._remembered_pieces, " ".join(parts).translate(self._split).split()))
 
-    def _pieces(self, word: str) -> bytes:
-        """Token ids of a word without accents and punctuation, or of one punctuation character."""
-        ids, length = self._ids, len(word)
-        whole = ids.get(word)
-        if whole is not None and length <= _LONGEST_WORD:
-            return array("i", (whole,)).tobytes()
-        found = array("i")
-        start, prefix = 0, ""
-        while start < length <= _LONGEST_WORD:
-            for end in range(min(length, start + self._longest_piece), start, -1):
-                piece = ids.get(prefix + word[start:end])
-                if piece is not None:
-                    break
-            else:
-                break
-            found.append(piece)
-            start, prefix = end, "##"
-        return found.tobytes() if start == length else array("i", (ids[UNK],)).tobytes()
+def basic_words(word: str) -> list[str]:
+    """What stands between two ASCII spaces after the steps "clean" to "split"."""
+    if word.isascii() and word.isalnum():
+        return [word.lower()]
+    parts = (unicodedata.normalize("NFD", part.lower()) for part in word.translate(_CLEAN).split())
+    return " ".join(parts).translate(_SPLIT).split()

@@ -80,9 +80,10 @@ class ShardWriter:
     """Writes a shard piece by piece: `with ShardWriter(...) as writer: writer.write(samples)`, as often as it takes.
 
     What all pieces hold together is said beforehand: samples, tokens, masked positions, tokens of the longest sample
-    and, if it is known, the largest token id. The same samples give the same bytes, however they were cut into pieces. The file appears
-    under its name only when it is whole and on the disk, at the end of the `with` block; after an error it does not.
-    Raises UserError if the file exists, if samples are not valid or not what was said, or if it cannot be written.
+    and, if it is known, the largest token id. The same samples give the same bytes, however they were cut into pieces.
+    The file appears under its name only when it is whole and on the disk, at the end of the `with` block; after an
+    error it does not. Raises UserError if the file exists, if samples are not valid or not what was said, or if it
+    cannot be written.
     """
 
     def __init__(
@@ -138,10 +139,7 @@ class ShardWriter:
         try:
             for name in ARRAYS:
                 values = np.ascontiguousarray(getattr(samples, name), self._dtypes[name])
-                if name in (
-                    "offsets",
-                    "masked_offsets",
-                ):  # the first one of a piece is the last one of the piece before
+                if name in ("offsets", "masked_offsets"):  # the first one of a piece is the last one of the one before
                     before = self._written["num_tokens" if name == "offsets" else "num_masked"] - values[-1]
                     self._put(name, starts[name] - 1, values + before)
                 else:

@@ -7,16 +7,9 @@ import pytest
 
 from bert_mlperf.data.samples import Samples, offsets_of
 from bert_mlperf.data_prep.examples import Document, ExampleOptions, make_examples
-from bert_mlperf.data_prep.wordpiece import (
-    SPECIAL_TOKENS,
-    Vocabulary,
-    encode_documents,
-    read_documents,
-    read_vocabulary,
-)
+from bert_mlperf.data_prep.wordpiece import SPECIAL_TOKENS, Vocabulary
 from bert_mlperf.errors import UserError
 from tests.data.files import assert_equal
-from tests.data.test_published import reference_samples
 
 CLS, SEP, MASK = 2, 3, 4
 OPTIONS = ExampleOptions(max_seq_length=48, max_predictions=6, dupe_factor=3)
@@ -123,10 +116,23 @@ def test_seed_decides(documents: list[Document]) -> None:
     assert documents == before
 
 
-@pytest.mark.parametrize("change", [{"max_seq_length": 4}, {"max_predictions": 0}, {"dupe_factor": 0}])
-def test_options_without_room_are_refused(documents: list[Document], change: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="leave no room for an example"):
-        make_examples(documents, vocabulary=make_vocabulary(5000), options=replace(OPTIONS, **change))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_seq_length", 4),
+        ("max_seq_length", (1 << 16) + 1),
+        ("max_predictions", 0),
+        ("dupe_factor", 0),
+        ("masked_lm_prob", float("nan")),
+        ("short_seq_prob", 1.1),
+    ],
+)
+def test_options_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"{name} is {value}, expected"):
+        replace(OPTIONS, **{name: value})
+
+
+def test_no_document() -> None:
     with pytest.raises(UserError, match="the text holds no document"):
         make_examples([], vocabulary=make_vocabulary(5000), options=OPTIONS)
 
@@ -156,16 +162,3 @@ def test_reference_examples_of_tricky_documents() -> None:
     np.testing.assert_array_equal(samples.masked_positions, golden["masked_lm_positions"])
     np.testing.assert_array_equal(samples.masked_ids, golden["masked_lm_ids"])
     np.testing.assert_array_equal(samples.next_sentence_labels, golden["next_sentence_labels"])
-
-
-@pytest.mark.reference
-@pytest.mark.slow
-def test_reference_examples_of_wikipedia(reference_dir: Path) -> None:
-    """From the text: all 19,828 examples that the published reference makes of one part, field by field."""
-    wiki = reference_dir / "data" / "wiki"
-    vocabulary = read_vocabulary(wiki / "vocab.txt")
-    documents = encode_documents(read_documents(wiki / "part-00000-of-00500"), vocabulary)
-    samples = make_examples(documents, vocabulary=vocabulary, options=ExampleOptions())
-    assert samples.num_samples == 19_828
-    expected = reference_dir / "golden" / "dataprep" / "examples_part0.npz"
-    assert_equal(samples, reference_samples(expected, 19_828))

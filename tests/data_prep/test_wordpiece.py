@@ -8,12 +8,12 @@ from bert_mlperf.data_prep.wordpiece import (
     Vocabulary,
     encode_documents,
     encode_lines,
-    read_documents,
     read_vocabulary,
     train_vocabulary,
     write_vocabulary,
 )
 from bert_mlperf.errors import UserError
+from tests.data_prep.plain_text import read_documents
 
 WORDS = "the quick un ##aff ##able fox cafe . , [ ] cls \u03c3 ##\u03c2 ##\u03bf \u6771 \u4eac ##s a ##a".split()
 
@@ -52,13 +52,6 @@ def ids_of(word: str) -> int:
     return len(SPECIAL_TOKENS) + WORDS.index(word)
 
 
-def test_read_documents(tmp_path: Path) -> None:
-    """Only LF ends a line, every CR goes, white space around lines too, NUL and broken UTF-8 do no harm."""
-    path = tmp_path / "text"
-    path.write_bytes(b"\n\n one\r\ntw\ro\n\x0b \xc2\xa0\n\n three\x85\xe2\x80\xa8four \x00\n\xff\n\nfive")
-    assert read_documents(path) == [["one", "two"], ["three\u2028four \x00"], ["five"]]
-
-
 def test_vocabulary_file_round_trip(tmp_path: Path, vocabulary: Vocabulary) -> None:
     path = tmp_path / "vocab.txt"
     write_vocabulary(path, vocabulary)
@@ -80,11 +73,6 @@ def test_bad_vocabulary(tmp_path: Path, text: str | None, message: str) -> None:
         path.write_text(text)
     with pytest.raises(UserError, match=f"the vocabulary {path} {message}"):
         read_vocabulary(path)
-
-
-def test_missing_text(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"the text {tmp_path / 'no'} cannot be read"):
-        read_documents(tmp_path / "no")
 
 
 def test_trained_vocabulary() -> None:
@@ -114,6 +102,6 @@ def test_reference_tokens_of_tricky_text(reference_dir: Path) -> None:
     lines = expected["lines"]
     ids = encode_lines([line["stripped"] for line in lines], vocabulary)
     assert [line["ids"] for line in lines] == ids
-    documents = read_documents(reference_dir / "golden" / "tricky" / "tricky.txt")
+    documents = read_documents((reference_dir / "golden" / "tricky" / "tricky.txt").read_bytes())
     expected_documents = [[lines[i]["ids"] for i in document] for document in expected["documents"]]
     assert encode_documents(documents, vocabulary) == expected_documents

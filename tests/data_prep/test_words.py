@@ -6,10 +6,11 @@ import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
 
-import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bert_mlperf.data_prep.words import Words
+from bert_mlperf.data_prep.words import Words, basic_words
 
 CJK_BLOCKS = (
     (0x4E00, 0x9FFF),
@@ -62,21 +63,6 @@ ODD = (
 )
 
 
-class EveryCharacter(dict[str, int]):
-    """A vocabulary in which each character is a piece, alone and behind "##"."""
-
-    def __init__(self) -> None:
-        super().__init__({"[UNK]": 0})
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(["a"])  # no piece stands for more than one character
-
-    def get(self, piece: str, default: int | None = None) -> int | None:  # type: ignore[override]
-        if len(piece) == 1:
-            return 2 * ord(piece)
-        return 2 * ord(piece[2]) + 1 if len(piece) == 3 and piece[:2] == "##" else default
-
-
 @lru_cache(maxsize=1 << 12)
 def is_ideograph(code: int) -> bool:
     return any(first <= code <= last for first, last in CJK_BLOCKS)
@@ -94,7 +80,7 @@ def is_punctuation(character: str) -> bool:
     return in_ascii or unicodedata.category(character)[0] == "P"
 
 
-def basic_words(text: str) -> Iterator[str]:
+def reference_words(text: str) -> Iterator[str]:
     cleaned = []
     for character in text:
         if is_dropped(character):
@@ -114,68 +100,55 @@ def basic_words(text: str) -> Iterator[str]:
 def reference_ids(text: str, vocabulary: dict[str, int]) -> list[int]:
     """Greedy longest match, word by word."""
     found: list[int] = []
-    for word in basic_words(text):
+    for word in reference_words(text):
         pieces: list[int] = []
         start = 0
         while start < len(word) <= 200:
             prefix = "##" if start else ""
-            ends = (end for end in range(len(word), start, -1) if vocabulary.get(prefix + word[start:end]) is not None)
-            end = next(ends, None)
+            end = next((end for end in range(len(word), start, -1) if prefix + word[start:end] in vocabulary), None)
             if end is None:
                 break
-            pieces.append(vocabulary.get(prefix + word[start:end]))
+            pieces.append(vocabulary[prefix + word[start:end]])
             start = end
         found += pieces if start == len(word) else [vocabulary["[UNK]"]]
     return found
 
 
-def ids_of(words: Words, text: str) -> list[int]:
-    return np.frombuffer(words.encode(text), np.int32).tolist()
+def words_of(text: str) -> list[str]:
+    return [part for word in text.split(" ") for part in basic_words(word)]
+
+
+def ids_of(vocabulary: dict[str, int], text: str) -> list[int]:
+    return Words(vocabulary).encode(text.split(" "))[0].tolist()
 
 
 def test_every_code_point() -> None:
-    """Forty to a word, which has less than 200 characters even when all of them decompose to four."""
-    vocabulary = EveryCharacter()
-    words = Words(vocabulary)
-    codes = [code for code in range(sys.maxunicode + 1) if code not in SURROGATES]
-    for first in range(0, len(codes), 40):
-        text = "".join(map(chr, codes[first : first + 40]))
-        if ids_of(words, text) != reference_quickly(text):
-            for code in codes[first : first + 40]:
-                assert ids_of(words, chr(code)) == reference_ids(chr(code), vocabulary), hex(code)
-            pytest.fail(f"code points from {hex(codes[first])}")
-
-
-def reference_quickly(text: str) -> list[int]:
-    """`reference_ids` for `EveryCharacter`."""
-    return [2 * ord(c) + (i > 0) for word in basic_words(text) for i, c in enumerate(word)]
+    for code in range(sys.maxunicode + 1):
+        if code not in SURROGATES:
+            assert words_of(chr(code)) == list(reference_words(chr(code))), hex(code)
 
 
 @pytest.mark.parametrize("context", ["{}", "a{}", "{}a", "a{}b", "a {} b", "A\u03a3{}", "{}\u03a3a"])
 def test_characters_in_context(context: str) -> None:
     """All of the categories that are treated specially, some of the others."""
-    words = Words(EveryCharacter())
     plain = {"Lo", "Cn", "Co"}
     for code in itertools.chain(range(0x3000), range(0x3000, sys.maxunicode + 1, 7)):
         if code not in SURROGATES and (unicodedata.category(chr(code)) not in plain or code % 97 == 0):
             text = context.format(chr(code))
-            assert ids_of(words, text) == reference_quickly(text), hex(code)
+            assert words_of(text) == list(reference_words(text)), hex(code)
 
 
 @pytest.mark.parametrize("first", ODD)
 def test_odd_characters_together(first: str) -> None:
-    words = Words(EveryCharacter())
     for second, third in itertools.product(ODD, ODD):
         for text in (first + second + third, f"b{first}{second}{third}c"):
-            assert ids_of(words, text) == reference_quickly(text), ascii(text)
+            assert words_of(text) == list(reference_words(text)), ascii(text)
 
 
 def test_a_control_character_beside_a_sigma() -> None:
     """It is dropped before the word is put in lower case, so the sigma behind it is still the last letter."""
-    words = Words(EveryCharacter())
-    assert ids_of(words, "A\u03a3\x01") == ids_of(words, "a\u03c2")
-    assert ids_of(words, "A\x01\u03a3") == ids_of(words, "a\u03c2")
-    assert ids_of(words, "A\u03a3\u200bA") == ids_of(words, "a\u03c3a")
+    assert words_of("A\u03a3\x01") == words_of("A\x01\u03a3") == ["a\u03c2"]
+    assert words_of("A\u03a3\u200bA") == ["a\u03c3a"]
 
 
 @pytest.mark.parametrize(
@@ -188,17 +161,41 @@ def test_a_control_character_beside_a_sigma() -> None:
         "u" * 200,
         "u" * 201,
         "U" * 199 + "\u0301\u0301",
+        "\U0001d49e" * 200,  # characters are counted, not bytes or UTF-16 units
+        "\U0001d49e" * 201,
         "aff" * 66 + "aff",
         "",
     ],
 )
 def test_longest_pieces_first(text: str) -> None:
     tokens = ["[UNK]", "un", "u", "##u", "##aff", "##a", "##f", "##able", "aff", "unaffa", "##ble", "##x", "un" * 101]
+    vocabulary = {token: i for i, token in enumerate([*tokens, "\U0001d49e", "##\U0001d49e"])}
+    assert ids_of(vocabulary, text) == reference_ids(text, vocabulary)
+
+
+PIECES = st.text("ab\u00e9c\u0301", min_size=1, max_size=3)
+
+
+@given(
+    heads=st.lists(PIECES, unique=True),
+    tails=st.lists(PIECES, unique=True),
+    text=st.text("aAb\u00e9\u00c9c\u0301 ,\t\u4e00", max_size=40),
+)
+def test_any_vocabulary(heads: list[str], tails: list[str], text: str) -> None:
+    tokens = ["[UNK]", ",", *heads, *(f"##{tail}" for tail in tails)]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    assert ids_of(Words(vocabulary), text) == reference_ids(text, vocabulary)
+    assert ids_of(vocabulary, text) == reference_ids(text, vocabulary)
 
 
 def test_special_tokens_and_pieces_in_the_text_are_text() -> None:
     tokens = ["[UNK]", "[MASK]", "[", "]", "mask", "#", "##s", "s"]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    assert [tokens[i] for i in ids_of(Words(vocabulary), "[MASK] ##s")] == ["[", "mask", "]", "#", "#", "s"]
+    assert [tokens[i] for i in ids_of(vocabulary, "[MASK] ##s")] == ["[", "mask", "]", "#", "#", "s"]
+
+
+def test_tokens_of_each_word_are_counted() -> None:
+    vocabulary = {token: i for i, token in enumerate(["[UNK]", "a", "##b", ","])}
+    ids, counts = Words(vocabulary).encode(["ab,", "", "\u200b", "a", "x"])
+    assert (ids.tolist(), counts.tolist()) == ([1, 2, 3, 1, 0], [3, 0, 0, 1, 1])
+    assert [part.tolist() for part in Words(vocabulary).encode(["", "\x00"])] == [[], [0, 0]]
+    assert [part.tolist() for part in Words(vocabulary).encode([])] == [[], []]
