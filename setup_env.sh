@@ -15,6 +15,10 @@ use_python() {
         echo "error: python3 is $(python3 --version 2>&1), bert-mlperf needs Python 3.11 or newer" >&2
         exit 2
     fi
+    if ! command -v "${CC:-gcc}" >/dev/null && ! command -v cc >/dev/null; then
+        echo "error: no C compiler is found, data_prep/examples.c needs one; install gcc" >&2
+        exit 2
+    fi
     echo "install  bert-mlperf$extras into .venv (once, a few minutes)" >&2
     local start=$SECONDS
     python3 -m venv .venv || exit 1

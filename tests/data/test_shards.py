@@ -86,6 +86,14 @@ def test_ids_beyond_16_bits(tmp_path: Path) -> None:
     assert_equal(opened.take(np.array([0, 1])), wide)
 
 
+def announced(path: Path, samples: Samples, **more: int) -> shard_file.ShardWriter:
+    """A writer that expects `samples`, and more or less than them."""
+    counts = {name: getattr(samples, name) for name in ("num_samples", "num_tokens", "num_masked")}
+    counts["max_length"] = int(samples.lengths.max())
+    counts |= {name: counts[name] + value for name, value in more.items()}
+    return shard_file.ShardWriter(path, vocab_size=VOCAB_SIZE, **counts)
+
+
 class TestFile:
     def test_describes_itself(self, tmp_path: Path, samples: Samples) -> None:
         path = tmp_path / "a.hdf5"
@@ -124,6 +132,40 @@ class TestFile:
         monkeypatch.setattr(shard_file, "_sync", full_disk)
         with pytest.raises(UserError, match=r"cannot be written: .*No space left"):
             write_shard(tmp_path / "a.hdf5", samples, vocab_size=VOCAB_SIZE)
+        assert os.listdir(tmp_path) == []
+
+    @pytest.mark.parametrize("cuts", [[], [0], [1, 1, 2], [3, 30], list(range(1, 40))])
+    def test_pieces_give_the_bytes_of_the_whole(self, tmp_path: Path, samples: Samples, cuts: list[int]) -> None:
+        write_shard(tmp_path / "whole.hdf5", samples, vocab_size=VOCAB_SIZE)
+        with announced(tmp_path / "pieces.hdf5", samples) as writer:
+            for piece in np.split(np.arange(samples.num_samples), cuts):
+                writer.write(samples.take(piece))
+        assert (tmp_path / "pieces.hdf5").read_bytes() == (tmp_path / "whole.hdf5").read_bytes()
+        assert writer.sha256 == shard_file.read_header(tmp_path / "whole.hdf5").sha256
+
+    @pytest.mark.parametrize(
+        ("wrong", "name"),
+        [
+            ({"num_samples": -1}, "num_samples"),
+            ({"num_tokens": 1}, "num_tokens"),
+            ({"num_masked": -1}, "num_masked"),
+            ({"max_length": 1}, "max_length"),
+        ],
+    )
+    def test_samples_other_than_announced(
+        self, tmp_path: Path, samples: Samples, wrong: dict[str, int], name: str
+    ) -> None:
+        with (
+            pytest.raises(UserError, match=f"have {name} .* as counted before; the input changed"),
+            announced(tmp_path / "a.hdf5", samples, **wrong) as writer,
+        ):
+            writer.write(samples)
+        assert os.listdir(tmp_path) == []
+
+    def test_an_error_between_pieces_leaves_nothing(self, tmp_path: Path, samples: Samples) -> None:
+        with pytest.raises(KeyboardInterrupt), announced(tmp_path / "a.hdf5", samples) as writer:
+            writer.write(samples.take(np.array([0])))
+            raise KeyboardInterrupt
         assert os.listdir(tmp_path) == []
 
     def test_bad_samples_are_not_written(self, tmp_path: Path) -> None:
