@@ -12,7 +12,7 @@ from bert_mlperf.data_prep.examples import ExampleOptions
 from bert_mlperf.data_prep.examples_command import example_settings
 from bert_mlperf.data_prep.fingerprint import (
     OFFICIAL_EVAL_INPUT_IDS_MD5,
-    field_fingerprints,
+    fingerprint,
     official_input_ids_md5,
 )
 from bert_mlperf.data_prep.inputs import find_sources
@@ -40,7 +40,11 @@ def eval_examples(
     """
     if num_samples < 1:
         raise UserError(f"--num-samples is {num_samples}, expected at least 1; give another number.")
-    (source,) = find_sources([text])
+    sources = find_sources([text])
+    if len(sources) != 1:
+        raise UserError(
+            f"{text} is {len(sources):,} files, expected one; give the evaluation text, eval.txt of prep split."
+        )
     settings = example_settings(
         vocabulary, options=options, own_vocabulary=own_vocabulary, allow_long_lines=allow_long_lines
     )
@@ -48,7 +52,7 @@ def eval_examples(
         "eval",
         out=out,
         options=settings | {"num_samples": num_samples},
-        jobs=[Job((source.path,), (SHARD,), {"num_samples": num_samples})],
+        jobs=[Job((sources[0].path,), (SHARD,), {"num_samples": num_samples})],
         work=functools.partial(
             _write_picked,
             vocabulary=Path(vocabulary).absolute(),
@@ -80,7 +84,7 @@ def _write_picked(job: Job, targets: tuple[Path, ...], progress: Progress, **bou
     facts = write_part_examples(job.sources[0], targets[0], select=select, progress=progress, **bound)
     samples = map_samples(read_header(targets[0]))
     return facts | {
-        "fingerprints": field_fingerprints([samples]),
+        "fingerprints": fingerprint([samples]),
         "official_input_ids_md5": official_input_ids_md5([samples]),
     }
 

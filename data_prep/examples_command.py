@@ -56,6 +56,8 @@ def examples(
     share = 1.0
     if subset is not None:
         check_subset(subset)
+        if subset_seed < 0:
+            raise UserError(f"the seed of the subset is {subset_seed}, expected 0 or more; give another --subset-seed.")
         counts = _counts(sources, out, settings=settings, bound=bound, workers=workers)
         parts = _parts_of_subset(sources, counts, size=subset, seed=subset_seed)
         share = subset / sum(counts)

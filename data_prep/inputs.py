@@ -1,14 +1,21 @@
 """The input files of a preparation step: named files, folders, or glob patterns."""
 
 import glob
+import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Any, NoReturn
 
 from bert_mlperf.errors import UserError
 
+FORMAT = "bert-mlperf-prep"
 MANIFEST = "manifest.json"  # what a finished step leaves in its folder; never an input
+UNFINISHED = ".unfinished"  # folder in the folder of a step that is not finished
+_NUMBERED = re.compile(r"part[-_](\d+)[-_]of[-_](\d+)")
 
 
 @dataclass(frozen=True)
@@ -23,26 +30,43 @@ def find_sources(patterns: Sequence[str | Path]) -> list[Source]:
     """The files that `patterns` name, each once, sorted by their path as text (the order the reference works in).
 
     A pattern is a file, a folder (all files below it, but manifests and names that begin with a dot) or a glob pattern
-    ("text/*/wiki_??"). Raises UserError for a pattern without a match, a match that is no file, and an empty file.
+    ("text/*/wiki_??"; manifests do not match). Raises UserError for a pattern without a match, a match that is no file,
+    an empty file, a folder with some of a numbered set or of the files of its manifest, the result of a step that is
+    not finished, and training together with evaluation text.
     """
     found = sorted({path for pattern in patterns for path in _matches(str(pattern))})
     empty = next((path for path in found if not os.path.getsize(path)), None)
     if empty is not None:
         raise UserError(f"the input {empty} is empty (0 bytes); copy it again or leave it out.")
-    shared = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in found])
+    absolute = [os.path.abspath(path) for path in found]
+    for folder in sorted(set().union(*map(_above, absolute))):
+        _check_step(folder, absolute)
+    shared = os.path.commonpath([os.path.dirname(path) for path in absolute])
     return [Source(Path(path), Path(os.path.relpath(path, shared)).as_posix()) for path in found]
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any] | None:
+    """The manifest of a finished step, None if `folder` has none."""
+    try:
+        manifest = json.loads((Path(folder) / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
 
 
 def _matches(pattern: str) -> list[str]:
     """Paths of the files that one pattern names, at least one."""
     if os.path.isfile(pattern):
+        if os.path.basename(pattern) == MANIFEST:
+            raise UserError(f"the input {pattern} is named like the manifest of a step; give the files beside it.")
         return [os.path.normpath(pattern)]
     if os.path.isdir(pattern):
         below = list(_files_below(pattern))
         if not below:
             raise UserError(f"the input folder {pattern} holds no files; give the folder that holds the text.")
+        _check_complete(pattern, below)
         return below
-    matches = glob.glob(os.path.expanduser(pattern))
+    matches = [path for path in glob.glob(os.path.expanduser(pattern)) if os.path.basename(path) != MANIFEST]
     if not matches:
         raise UserError(
             f"no file matches {pattern!r}; give a file, a folder or a glob pattern in quotes such as 'text/*/wiki_??'."
@@ -54,8 +78,64 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _files_below(folder: str) -> Iterator[str]:
-    for path, folders, names in os.walk(folder):
+    for path, folders, names in os.walk(folder, onerror=_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        if link := next((name for name in folders if os.path.islink(os.path.join(path, name))), None):
+            raise UserError(
+                f"the input folder {folder} holds {os.path.join(path, link)}, a link to another folder, which is not "
+                "followed; give the folders one by one."
+            )
         for name in names:
-            if name != MANIFEST and not name.startswith("."):
-                yield os.path.normpath(os.path.join(path, name))
+            below = os.path.normpath(os.path.join(path, name))
+            if name == MANIFEST or name.startswith("."):
+                continue
+            if not os.path.isfile(below):
+                raise UserError(f"the input folder {folder} holds {below}, which is no file; remove it from there.")
+            yield below
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise UserError(f"the input folder {error.filename} cannot be read: {error.strerror}; check its permissions.")
+
+
+def _check_complete(folder: str, paths: Sequence[str]) -> None:
+    """Raises UserError if a file of the manifest of `folder` is missing, or without one a file of a numbered set."""
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        wanted = (os.path.join(folder, output["name"]) for output in manifest["outputs"])
+        if absent := next((path for path in wanted if not os.path.isfile(path)), None):
+            raise UserError(f"{absent} is missing, which {MANIFEST} there lists; copy it again or repeat that step.")
+        return
+    numbers: dict[tuple[str, int], set[int]] = {}
+    for path in paths:
+        if match := _NUMBERED.fullmatch(os.path.basename(path)):
+            numbers.setdefault((os.path.dirname(path), int(match[2])), set()).add(int(match[1]))
+    for (below, total), found in numbers.items():
+        gap = next(number for number in count() if number not in found)
+        if gap < total or len(found) > total:
+            wrong = f"number {gap} is missing" if gap < total else f"number {max(found)} is one too many"
+            raise UserError(
+                f"the folder {below} holds {len(found)} parts of a set of {total}, {wrong} (they count from 0); put "
+                "this right, or give a glob pattern that matches the wanted ones."
+            )
+
+
+def _above(path: str) -> set[str]:
+    """All folders above a path."""
+    return {str(folder) for folder in Path(path).parents}
+
+
+def _check_step(folder: str, paths: Sequence[str]) -> None:
+    """Raises UserError if `folder` is that of a step that is not finished, or the folder of the step split, of which
+    `paths` have training and evaluation text."""
+    if os.path.isdir(os.path.join(folder, UNFINISHED)) and not os.path.exists(os.path.join(folder, MANIFEST)):
+        raise UserError(
+            f"the step that writes {folder} is not finished, so its files are not all there; run its command again "
+            "first."
+        )
+    manifest = read_manifest(folder)
+    if manifest is not None and manifest.get("stage") == "split":
+        train = os.path.join(folder, "train", "")
+        below = [path for path in paths if path.startswith(os.path.join(folder, ""))]
+        if len({path.startswith(train) for path in below}) > 1:
+            raise UserError(f"{folder} holds training and evaluation text; give {train[:-1]} for training.")

@@ -32,6 +32,7 @@ from bert_mlperf.errors import UserError
 NUM_EVAL_ARTICLES = 10_000
 SEED = 12345
 _SEED_STEP = 13  # between the generators of two files
+_MOST_ARTICLES = 10**9  # to withhold
 
 
 def split(
@@ -49,8 +50,11 @@ def split(
     article), raw_bytes and sized_by. The summary has bytes and md5 of eval.txt and eval.md5. Raises UserError if a file
     is not UTF-8 or has too few articles; nothing of that file is written then.
     """
-    if num_eval_articles < 0:
-        raise UserError(f"{num_eval_articles} evaluation articles cannot be withheld; give 0 or more.")
+    if not 0 <= num_eval_articles <= _MOST_ARTICLES:
+        raise UserError(
+            f"{num_eval_articles} evaluation articles cannot be withheld, expected 0 to {_MOST_ARTICLES:,}; give "
+            "another number."
+        )
     sources = find_sources(inputs)
     options = {"num_eval_articles": num_eval_articles, "seed": seed, "reference_faults": reference_faults}
     jobs = [

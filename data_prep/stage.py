@@ -24,14 +24,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bert_mlperf.data_prep.inputs import MANIFEST
+from bert_mlperf.data_prep.inputs import FORMAT, MANIFEST, UNFINISHED, read_manifest
 from bert_mlperf.data_prep.pool import Progress, default_workers, run_tasks
 from bert_mlperf.errors import UserError
 from bert_mlperf.report.work_progress import WorkProgress
 
-FORMAT = "bert-mlperf-prep"
-UNFINISHED = ".unfinished"
-_BLOCK = 1 << 20
+__all__ = ["UNFINISHED", "Job", "Progress", "md5_of", "read_manifest", "run_stage", "write_atomically"]
+
+_TEMPORARY = ".{name}.{process}.tmp"  # of a small file that is being written
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def run_stage(
     if finished is not None:
         print(f"{name:8s} {out} holds this already, nothing to do", file=sys.stderr)
         return finished
-    with _claimed(out, plan) as unfinished:
+    with _claimed(out, plan) as unfinished, _said_if_stopped(name, out):
         records = {i: record for i, job in enumerate(jobs) if (record := _record(unfinished, out, i, job)) is not None}
         _do(name, jobs, records, work=work, out=out, workers=workers)
         facts = [records[i]["facts"] for i in range(len(jobs))]
@@ -104,18 +104,9 @@ def run_stage(
     return manifest
 
 
-def read_manifest(folder: str | Path) -> dict[str, Any] | None:
-    """The manifest of a finished step, None if `folder` has none."""
-    try:
-        manifest = json.loads((Path(folder) / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
-
-
 def write_atomically(path: Path, text: str) -> None:
     """The text file `path` (UTF-8), whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(_TEMPORARY.format(name=path.name, process=os.getpid()))
     try:
         with open(temporary, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -181,11 +172,20 @@ def _claimed(out: Path, plan: dict[str, Any]) -> Iterator[Path]:
         with open(unfinished / "lock", "w", encoding="ascii") as lock:
             _lock(lock.fileno(), out)
             _compare_plan(unfinished / "plan.json", plan, out)
-            for left in (unfinished / "tmp").iterdir():
+            for left in (*(unfinished / "tmp").iterdir(), *out.glob(_TEMPORARY.format(name="*", process="*"))):
                 left.unlink()
             yield unfinished
     except OSError as error:
         raise _unwritable(out, error) from error
+
+
+@contextmanager
+def _said_if_stopped(name: str, out: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"{name:8s} stopped; what is finished is kept in {out}, the same command goes on", file=sys.stderr)
+        raise
 
 
 def _lock(descriptor: int, out: Path) -> None:
