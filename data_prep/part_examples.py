@@ -3,7 +3,7 @@
     text ── part_text.py ─▶ token ids (spilled) ── examples.c ─▶ examples (spilled) ── final order ─▶ shard
 
 Everything large lies in nameless files beside the target and is mapped; in memory are the words seen, offsets of
-sentences, and about 40 bytes an example. The examples are those of `examples.make_examples`.
+sentences, and offsets and places of examples (about 30 bytes each). The examples are those of `examples.make_examples`.
 """
 
 import shutil
@@ -27,7 +27,6 @@ Progress = Callable[[int], None]
 Select = Callable[[int], np.ndarray]
 _SAMPLES_AT_ONCE = 4096
 _READ, _MADE = 0.4, 0.8  # shares of the time after which a part is read and its examples are made
-_SPILLED = ("input_ids", "masked_positions", "masked_ids")
 
 
 def write_part_examples(
@@ -120,21 +119,16 @@ def _encoded(
 def _spilled(
     maker: ExampleMaker, folder: Path, vocabulary: Vocabulary, open_spills: ExitStack, report: _Report
 ) -> FlatExamples:
-    """All examples in the order of making: ids and positions mapped, the rest in memory."""
+    """All examples in the order of making, mapped."""
     spills: dict[str, Spill] = {}
-    columns: dict[str, list[np.ndarray]] = {}
     for block in maker:
         for name in FlatExamples.__dataclass_fields__:
             values = getattr(block, name)
-            if name in _SPILLED:
-                if name not in spills:
-                    spills[name] = open_spills.enter_context(Spill(folder, values.dtype))
-                spills[name].write(values)
-            else:
-                columns.setdefault(name, []).append(values.copy())
+            if name not in spills:
+                spills[name] = open_spills.enter_context(Spill(folder, values.dtype))
+            spills[name].write(values)
         report.reached(_READ + (_MADE - _READ) * maker.fraction_done)
-    mapped = {name: spill.mapped() for name, spill in spills.items()}
-    return FlatExamples(**mapped, **{name: np.concatenate(blocks) for name, blocks in columns.items()})
+    return FlatExamples(**{name: spill.mapped() for name, spill in spills.items()})
 
 
 def _write(
