@@ -1,4 +1,8 @@
-"""The official input files of the benchmark: which they are, bytes and md5, and where to get them (official.json)."""
+"""The official input files of the benchmark: which they are, bytes and md5, and where to get them (official.json).
+
+Sizes and md5 are those of the tables in the reference's README files (mlcommons/training, retired_benchmarks/bert and
+the same folder of earlier rounds).
+"""
 
 import functools
 import json
@@ -13,16 +17,15 @@ TRAIN_SAMPLES, EVAL_SAMPLES = "training samples", "evaluation samples"
 
 @dataclass(frozen=True)
 class OfficialFile:
-    """One file. Bytes and md5 are None where nothing is published."""
+    """One file."""
 
     name: str
-    bytes: int | None
-    md5: str | None
+    bytes: int
+    md5: str | None  # None if none is published
     kind: str
     what: str
     where: str  # to get it
     folder: str | None = None  # that holds it in the published folder tree, where a name occurs twice
-    instead: tuple[str, ...] = ()  # kinds, any of which makes the file needless
     optional: str | None = None  # why a run does well without it
 
 
@@ -38,12 +41,18 @@ class OfficialSet:
     what: str
     where: str
     known: dict[int, tuple[int, str | None]]  # number: bytes, md5
-    instead: tuple[str, ...] = ()
     optional: str | None = None
+
+    @property
+    def pattern(self) -> str:
+        """The names, for people."""
+        return self.names.replace("{:05d}", "*")
 
 
 @dataclass(frozen=True)
 class Official:
+    """All of them."""
+
     files: tuple[OfficialFile, ...]
     sets: tuple[OfficialSet, ...]
 
@@ -56,23 +65,25 @@ class Official:
             candidates.sort(key=lambda file: (file.bytes != size, file.folder != path.parent.name))
         return candidates[0] if candidates else None
 
-    def set_of(self, layout: str) -> OfficialSet:
-        return next(numbered for numbered in self.sets if numbered.layout == layout)
+    def set_named(self, pattern: str, *, is_text: bool) -> OfficialSet | None:
+        """The official set with names of this pattern."""
+        return next((s for s in self.sets if s.pattern == pattern and (s.layout == TEXT) == is_text), None)
+
+    def where(self, kind: str) -> str:
+        """Where to get what is of this kind."""
+        entries: list[OfficialFile | OfficialSet] = [*self.files, *self.sets]
+        return next(entry.where for entry in entries if entry.kind == kind)
 
 
 @functools.cache
 def load_official() -> Official:
     """The content of official.json."""
     content = json.loads(Path(__file__).with_name("official.json").read_text(encoding="utf-8"))
-    files = [OfficialFile(**entry | {"instead": tuple(entry.get("instead", ()))}) for entry in content["files"]]
     sets = [
-        OfficialSet(
-            **entry
-            | {
-                "known": {int(number): (size, md5) for number, (size, md5) in entry["known"].items()},
-                "instead": tuple(entry.get("instead", ())),
-            }
-        )
+        entry | {"known": {int(number): (size, md5) for number, (size, md5) in entry["known"].items()}}
         for entry in content["sets"]
     ]
-    return Official(tuple(files), tuple(sets))
+    return Official(
+        files=tuple(OfficialFile(**entry) for entry in content["files"]),
+        sets=tuple(OfficialSet(**entry) for entry in sets),
+    )

@@ -1,19 +1,19 @@
-"""Reads files whole in worker processes and says what is wrong with each: md5, UTF-8 text, or samples."""
+"""Reads files whole in worker processes and says what is wrong with each: size, md5, UTF-8 text, or samples."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bert_mlperf.data.parts import MappedPart, open_part
 from bert_mlperf.data.published import detect_layout
-from bert_mlperf.data.shard_file import digest
 from bert_mlperf.data_prep.fingerprint import OFFICIAL_EVAL_SAMPLES, InputIdsMd5
 from bert_mlperf.data_prep.pool import Progress, default_workers, run_tasks
 from bert_mlperf.data_prep.texts import read_text
 from bert_mlperf.errors import UserError
 from bert_mlperf.report.work_progress import WorkProgress
 
+BYTES, TEXT, SAMPLES = "bytes", "text", "samples"
 _BLOCK = 1 << 22  # bytes
 
 
@@ -22,7 +22,10 @@ class Check:
     """One file to read."""
 
     path: Path
-    how: str  # "md5", "text" (is it UTF-8?) or "samples"
+    content: str  # what it should hold: SAMPLES, TEXT (UTF-8), or BYTES of any kind
+    size: int | None = None  # expected bytes and md5, None if they are not known
+    md5: str | None = None
+    again: str = "copy it again"  # what to do if it is wrong
 
     def __str__(self) -> str:
         return str(self.path)
@@ -32,17 +35,18 @@ class Check:
 class Checked:
     """What reading it gave."""
 
-    md5: str = ""
+    size: int = 0  # bytes
     layout: str = ""
     num_samples: int = 0
     input_ids_md5: str = ""  # `fingerprint.official_input_ids_md5`, of a file with as many samples as the official one
-    problem: str = ""  # a sentence, if the file is damaged
+    fault: str = ""  # in a word or two, "" if the file is right
+    problem: str = ""  # the same as a sentence
 
 
 def run_checks(checks: Sequence[Check], *, workers: int | None = None) -> dict[Path, Checked]:
     """The result for the path of each check. Memory: one block of a file, chunk of samples or text a worker."""
     results: dict[Path, Checked] = {}
-    total = sum(check.path.stat().st_size for check in checks)
+    total = sum(_size(check.path) for check in checks)
     with WorkProgress("verify", total_bytes=total, total_files=len(checks)) as progress:
 
         def done(index: int, result: Checked) -> None:
@@ -56,22 +60,36 @@ def run_checks(checks: Sequence[Check], *, workers: int | None = None) -> dict[P
 
 def check_file(check: Check, progress: Progress) -> Checked:
     """Runs in a worker. A damaged file is a result, not an error, so that all of them are found."""
+    path = check.path
+    if not path.is_file():
+        return Checked(fault="missing", problem=f"{path} is missing; {check.again}.")
+    size = _size(path)
     try:
-        if check.how == "md5":
-            return Checked(md5=_md5(check.path, progress))
-        if check.how == "text":
-            read_text(check.path)
-            progress(check.path.stat().st_size)
-            return Checked(layout="text")
-        return _samples(check.path, progress)
+        result = _samples(path, progress) if check.content == SAMPLES else Checked(size)
+        if check.size is not None and size != check.size:
+            problem = f"{path} has {size:,} bytes, expected {check.size:,}; {check.again}."
+            return replace(result, fault=f"{size:,} B, expected {check.size:,} B", problem=problem)
+        if check.md5 is not None:
+            md5 = _md5(path, progress)
+            if md5 != check.md5:
+                problem = f"{path} has md5 {md5}, expected {check.md5}; {check.again}."
+                return replace(result, fault="md5 differs", problem=problem)
+        elif check.content == TEXT:
+            _read_text(path, progress)
     except UserError as error:
-        return Checked(problem=str(error))
+        return Checked(size, fault="damaged", problem=str(error))
     except OSError as error:
-        return Checked(problem=f"{check.path} cannot be read: {error.strerror}; copy it again.")
+        problem = f"{path} cannot be read: {error.strerror or error}; check its permissions or {check.again}."
+        return Checked(size, fault="cannot be read", problem=problem)
+    return result
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _md5(path: Path, progress: Progress) -> str:
-    md5 = hashlib.md5()
+    md5 = hashlib.md5(usedforsecurity=False)
     with open(path, "rb", buffering=0) as file:
         while block := file.read(_BLOCK):
             md5.update(block)
@@ -79,20 +97,25 @@ def _md5(path: Path, progress: Progress) -> str:
     return md5.hexdigest()
 
 
+def _read_text(path: Path, progress: Progress) -> None:
+    if not read_text(path):
+        raise UserError(f"the text {path} is empty (0 bytes); copy it again.")
+    progress(_size(path))
+
+
 def _samples(path: Path, progress: Progress) -> Checked:
-    """Reads every sample; of a shard of ours also compares the checksum."""
+    """Reads every sample; of a shard of ours also compares the checksum. Raises UserError if the file is damaged."""
     layout = detect_layout(path)
     part = open_part(path, layout)
-    hashed = InputIdsMd5() if part.count_samples() == OFFICIAL_EVAL_SAMPLES else None
-    num_samples = 0
+    total, size = part.count_samples(), _size(path)
+    hashed = InputIdsMd5() if total == OFFICIAL_EVAL_SAMPLES else None
+    done = reported = 0
     for chunk in part.chunks():
-        num_samples += chunk.num_samples
+        done += chunk.num_samples
         if hashed:
             hashed.add(chunk)
-    if isinstance(part, MappedPart) and digest(part.samples()) != part.header.sha256:
-        raise UserError(
-            f"{path}: the content does not match its sha256 ({part.header.sha256[:12]}...), so the file was changed or "
-            "damaged; copy it again or prepare the data again."
-        )
-    progress(path.stat().st_size)
-    return Checked(layout=layout, num_samples=num_samples, input_ids_md5=hashed.hexdigest() if hashed else "")
+        progress(size * done // total - reported)
+        reported = size * done // total
+    if isinstance(part, MappedPart):
+        part.check_digest()
+    return Checked(size, layout, num_samples=done, input_ids_md5=hashed.hexdigest() if hashed else "")

@@ -1,9 +1,8 @@
 """What to do next, from what is there."""
 
 import json
-from collections.abc import Mapping
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 
 from bert_mlperf.data_prep.official import (
     CHECKPOINT,
@@ -14,57 +13,61 @@ from bert_mlperf.data_prep.official import (
     TEXT,
     TRAIN_SAMPLES,
     VOCABULARY,
-    load_official,
+    Official,
 )
 
-_TEXT_STEPS = ("clean", "segment", "split", "gather")
+_WAY_TO_TRAIN = (TRAIN_SAMPLES, TEXT, "split", "segment", "clean", EXTRACTED, DUMP)  # from the end to the begin
+_TITLES = {
+    VOCABULARY: "the vocabulary (vocab.txt)",
+    TEXT: "the training text (500 parts)",
+    EVAL_TEXT: "the evaluation text (eval.txt)",
+    CHECKPOINT: "the initial weights (TF1 checkpoint, index and data in one folder)",
+}
 
 
-def next_steps(have: Mapping[str, str]) -> list[str]:
-    """Lines for people. `have` gives the path of what is there and whole: kinds of official.json, and the folders of
-    finished text steps by their name."""
-    steps = [*_train_steps(have), *_eval_steps(have)]
-    if CHECKPOINT not in have:
-        steps.append(f"initial weights (TF1 checkpoint): {_where(CHECKPOINT)}")
+@dataclass(frozen=True)
+class NextStep:
+    """One line for people."""
+
+    text: str
+    wants: str = ""  # the kind of official.json that it asks for
+
+
+def next_steps(have: Mapping[str, str], wrong: Set[str], official: Official) -> list[NextStep]:
+    """What to do, in order. `have` gives the path of what is there and whole: kinds of official.json, and the folders
+    of finished text steps by their name. `wrong` are kinds that are to be mended first; no step builds on them."""
+    known = have.keys() | wrong
+    train = next((kind for kind in _WAY_TO_TRAIN if kind in known), None)
+    evaluation = next((kind for kind in (EVAL_SAMPLES, EVAL_TEXT) if kind in known), None)
+    wanted = [] if (train, evaluation) == (TRAIN_SAMPLES, EVAL_SAMPLES) else [VOCABULARY]
+    wanted += [TEXT] if train is None else []
+    if evaluation is None and train in (None, TRAIN_SAMPLES, TEXT):  # the text steps make their own
+        wanted.append(EVAL_TEXT)
+    steps = [NextStep("mend or remove what is wrong, and run prep verify again")] if wrong else []
     if TRAIN_SAMPLES in have and EVAL_SAMPLES in have:
-        data = {"train": have[TRAIN_SAMPLES], "eval": have[EVAL_SAMPLES]}
-        data |= {"checkpoint": str(Path(have[CHECKPOINT]).parent)} if CHECKPOINT in have else {}
-        steps.insert(0, f'in a system file: "data": {json.dumps(data)}')
-    return steps
+        steps.append(NextStep(f'in a system file: "data": {_data_of_system(have)}'))
+    for kind in (*wanted, CHECKPOINT):
+        if kind not in known:
+            steps.append(NextStep(f"get {_TITLES[kind]}: {official.where(kind)}", kind))
+    commands = [_command(kind, have) for kind in (train, evaluation) if kind in have]
+    return steps + [NextStep(command) for command in commands if command]
 
 
-def _train_steps(have: Mapping[str, str]) -> list[str]:
-    if TRAIN_SAMPLES in have:
-        return []
-    if TEXT in have:
-        return _with_vocabulary(have, f"bert-mlperf prep examples '{have[TEXT]}' --vocab {{vocab}} --out train")
-    for step, following in reversed(list(pairwise(_TEXT_STEPS))):
-        if step in have:
-            folder = f"{have[step]}/train" if step == "split" else have[step]
-            return [f"bert-mlperf prep {following} {folder} --out {following}"]
-    if EXTRACTED in have:
-        return [f"bert-mlperf prep clean '{have[EXTRACTED]}' --out clean"]
-    if DUMP in have:
-        return [f"extract {have[DUMP]} with WikiExtractor, then bert-mlperf prep clean 'text/*/wiki_??' --out clean"]
-    return [f"training text (500 parts): {_where(TEXT)}"]
+def _command(kind: str | None, have: Mapping[str, str]) -> str:
+    """The step that goes on from what is there, "" if there is none."""
+    vocabulary = have.get(VOCABULARY, "vocab.txt")
+    commands = {
+        TEXT: "bert-mlperf prep examples '{path}' --vocab {vocabulary} --out train",
+        EVAL_TEXT: "bert-mlperf prep eval {path} --vocab {vocabulary} --out eval",
+        "split": "bert-mlperf prep gather {path}/train --out parts",
+        "segment": "bert-mlperf prep split {path} --out split",
+        "clean": "bert-mlperf prep segment {path} --out segmented",
+        EXTRACTED: "bert-mlperf prep clean '{path}' --out clean",
+        DUMP: "extract {path} with WikiExtractor, then bert-mlperf prep clean 'text/*/wiki_??' --out clean",
+    }
+    return commands.get(kind or "", "").format(path=have[kind or ""], vocabulary=vocabulary)
 
 
-def _eval_steps(have: Mapping[str, str]) -> list[str]:
-    if EVAL_SAMPLES in have:
-        return []
-    if EVAL_TEXT in have:
-        return _with_vocabulary(have, f"bert-mlperf prep eval {have[EVAL_TEXT]} --vocab {{vocab}} --out eval")
-    if any(kind in have for kind in ("clean", "segment", EXTRACTED, DUMP)) and TRAIN_SAMPLES not in have:
-        return []  # the text steps will make it
-    return [f"evaluation text (eval.txt): {_where(EVAL_TEXT)}"]
-
-
-def _with_vocabulary(have: Mapping[str, str], command: str) -> list[str]:
-    if VOCABULARY in have:
-        return [command.format(vocab=have[VOCABULARY])]
-    return [f"vocabulary (vocab.txt): {_where(VOCABULARY)}; then {command.format(vocab='vocab.txt')}"]
-
-
-def _where(kind: str) -> str:
-    official = load_official()
-    return "get it from " + next(entry.where for entry in (*official.files, *official.sets) if entry.kind == kind)
+def _data_of_system(have: Mapping[str, str]) -> str:
+    kinds = {"train": TRAIN_SAMPLES, "eval": EVAL_SAMPLES, "checkpoint": CHECKPOINT}
+    return json.dumps({name: have[kind] for name, kind in kinds.items() if kind in have})

@@ -1,10 +1,9 @@
 """The lines of the report of `verify`: what a file or set is, in which state, and what is wrong with it in full."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bert_mlperf.data.published import TFRECORD
 from bert_mlperf.data_prep.fingerprint import OFFICIAL_EVAL_INPUT_IDS_MD5
 from bert_mlperf.data_prep.official import (
     EVAL_SAMPLES,
@@ -12,12 +11,14 @@ from bert_mlperf.data_prep.official import (
     EXTRACTED,
     TEXT,
     TRAIN_SAMPLES,
+    VOCABULARY,
+    Official,
     OfficialFile,
     OfficialSet,
-    load_official,
 )
-from bert_mlperf.data_prep.verify_checks import Check, Checked
-from bert_mlperf.data_prep.verify_scan import Found, SetKey
+from bert_mlperf.data_prep.verify_checks import BYTES, SAMPLES, Check, Checked
+from bert_mlperf.data_prep.verify_checks import TEXT as UTF8
+from bert_mlperf.data_prep.verify_scan import Found, SetKey, Step
 
 PRESENT, WRONG, MISSING = "present", "wrong", "missing"
 Results = Mapping[Path, Checked]
@@ -31,158 +32,185 @@ class Row:
     what: str
     state: str
     detail: str
-    kind: str = ""  # what it is good for if it is whole: a kind of official.json, or the name of a step
-    use: str = ""  # the path to give to a command or system file
+    uses: Mapping[
+        str, str
+    ]  # what it is good for (a kind of official.json or the name of a step): the path to give then
     problems: tuple[str, ...] = ()  # in full
 
 
-def checks_for(found: Found) -> Iterator[Check]:
-    """What has to be read; files of a wrong size need not be."""
+def checks_for(found: Found, official: Official) -> Iterator[Check]:
+    """What has to be read, each file once."""
     for path, file in found.official:
-        if file.md5 is not None and path.stat().st_size == file.bytes:
-            yield Check(path, "md5")
+        content = SAMPLES if file.kind.endswith("samples") else BYTES
+        yield Check(path, content, file.bytes, file.md5, _get_again(file))
+    written = {
+        path: Check(path, BYTES, size, md5, f"copy {folder} again, or remove it and run prep {step.name} again")
+        for folder, step in found.steps.items()
+        for path, (size, md5) in step.files.items()
+    }
     for key, parts in found.sets.items():
-        known = load_official().set_of(TEXT).known if is_official_text(key) else {}
+        numbered = official_set(key, found, official)
         for number, path in parts.items():
-            if number not in known:
-                yield Check(path, "text" if key.is_text else "samples")
-            elif path.stat().st_size == known[number][0]:
-                yield Check(path, "md5")
-    for files in found.step_files.values():
-        for path, (size, _) in files.items():
-            if path.is_file() and path.stat().st_size == size:
-                yield Check(path, "md5")
+            check = written.pop(path, Check(path, BYTES))
+            if numbered is not None and number in numbered.known:
+                size, md5 = numbered.known[number]
+                check = Check(path, BYTES, size, md5, _get_again(numbered))
+            yield replace(check, content=UTF8 if key.is_text else SAMPLES)
+    yield from written.values()
 
 
-def is_official_text(key: SetKey) -> bool:
-    return key.is_text and key.pattern == _pattern(load_official().set_of(TEXT))
+def official_set(key: SetKey, found: Found, official: Official) -> OfficialSet | None:
+    """The official set with the names of `key`, unless a step of ours has written these files."""
+    return None if key.folder in found.steps else official.set_named(key.pattern, is_text=key.is_text)
 
 
-def file_row(path: Path, file: OfficialFile, results: Results) -> Row:
+def file_row(path: Path, file: OfficialFile, result: Checked) -> Row:
     """The row on a file with the name of an official one."""
-    difference = _difference(path, file.bytes, file.md5, results=results)
-    if difference:
-        detail = "md5 differs, see below" if "md5" in difference else difference
-        return Row(str(path), file.what, WRONG, detail, problems=(f"{path}: {difference}.",))
-    proof = "md5 right" if file.md5 else "no md5 published"
-    return Row(str(path), file.what, PRESENT, f"{path.stat().st_size:,} B, {proof}", file.kind, str(path))
+    row = Row(str(path), file.what, PRESENT, f"{result.size:,} B, ", {file.kind: str(path)})
+    if result.problem:
+        return replace(row, state=WRONG, detail=result.fault, problems=(result.problem,))
+    proof = "md5 right" if file.md5 else f"{result.num_samples:,} samples{_published([result])}"
+    return replace(row, detail=row.detail + proof)
 
 
-def set_row(key: SetKey, parts: Mapping[int, Path], results: Results, *, folder: Path) -> Row:
-    """The row on a set of text parts or shards; `folder` is the one that was scanned."""
-    official = load_official().set_of(TEXT) if is_official_text(key) else None
-    problems = _gaps(key, parts)
-    for number, path in sorted(parts.items()):
-        if official is not None and number in official.known:
-            difference = _difference(path, *official.known[number], results=results)
-            problems += [f"{path}: {difference}."] if difference else []
-        elif results[path].problem:
-            problems.append(results[path].problem)
-    layouts = sorted({results[path].layout for path in parts.values() if path in results and results[path].layout})
-    if len(layouts) > 1 and not key.is_text:
-        problems.append(f"{key.folder} mixes {' and '.join(layouts)}; keep one layout in a folder.")
+def set_row(key: SetKey, parts: Mapping[int, Path], results: Results, *, found: Found, official: Official) -> Row:
+    """The row on a set of text parts or shards."""
+    numbered = official_set(key, found, official)
+    checked = [results[path] for _, path in sorted(parts.items())]
+    layouts = sorted({result.layout for result in checked} - {""})
+    problems = [*_miscounted(key, parts), *_mixed(key, layouts, found), *(r.problem for r in checked if r.problem)]
+    if numbered and numbered.bytes and len(parts) == numbered.count and _total(checked) != numbered.bytes:
+        problems.append(
+            f"{key.folder / key.pattern} has {_total(checked):,} bytes in all, expected {numbered.bytes:,} as "
+            "published; make it again from the official text, or give another data set other names."
+        )
     name = str(key.folder / key.pattern)
+    details = [_count(key, parts), *_contents(key, checked, numbered)]
+    kind = TEXT if key.is_text else _kind(key, found, checked)
+    use = name if key.is_text else str(key.folder if key.count is not None or len(parts) > 1 else parts[0])
     return Row(
         name=name,
-        what=(official.what if official else "text") if key.is_text else " / ".join(layouts) or "samples",
+        what="text" if key.is_text else " / ".join(layouts) or "samples",
         state=WRONG if problems else PRESENT,
-        detail=_set_detail(key, parts, results, layouts)
-        + (f"; {len(problems):,} wrong, see below" if problems else ""),
-        kind=_kind(key, folder),
-        use=name if key.is_text else str(key.folder if key.count is not None or len(parts) > 1 else parts[0]),
+        detail=", ".join([*details, *([_number_of(problems)] if problems else [])]),
+        uses={kind: use},
         problems=tuple(problems),
     )
 
 
 def step_rows(found: Found, results: Results) -> Iterator[Row]:
-    """A row on each folder that a step wrote, on its files that have no checksum inside."""
-    for folder, files in found.step_files.items():
+    """A row on each folder that a step wrote, on its files that are not in a set."""
+    in_sets = {path for parts in found.sets.values() for path in parts.values()}
+    for folder, step in found.steps.items():
+        files = [path for path in step.files if path not in in_sets]
+        problems = tuple(results[path].problem for path in files if results[path].problem)
         if not files:
             continue
-        step = found.steps[folder]["stage"]
-        differences = [(path, _difference(path, size, md5, results=results)) for path, (size, md5) in files.items()]
-        problems = tuple(f"{path}: {difference}." for path, difference in differences if difference)
-        detail = f"{len(files):,} files, " + (
-            f"{len(problems):,} wrong, see below" if problems else "as its manifest says"
-        )
-        row = Row(str(folder), f"result of {step}", WRONG if problems else PRESENT, detail, problems=problems)
-        yield Row(**vars(row) | {"kind": TEXT if step == "gather" else step, "use": str(folder)})
-        if step == "split":
-            yield Row(**vars(row) | {"kind": EVAL_TEXT, "use": str(folder / "eval.txt")})
+        detail = f"{len(files):,} files, " + (_number_of(problems) if problems else "md5 right")
+        state = WRONG if problems else PRESENT
+        uses = {TEXT if step.name == "gather" else step.name: str(folder)}
+        uses |= {EVAL_TEXT: str(folder / "eval.txt")} if step.name == "split" else {}
+        yield Row(str(folder), f"result of {step.name}", state, detail, uses, problems)
+    for folder, problem in found.broken.items():
+        yield Row(str(folder), "result of a step", WRONG, "unfinished or damaged", {}, (problem,))
 
 
-def extracted_rows(found: Found) -> Iterator[Row]:
+def other_rows(found: Found) -> Iterator[Row]:
+    """Rows on what is taken as it is."""
     for folder, count in found.extracted.items():
         name = str(folder / "wiki_??")
-        yield Row(name, EXTRACTED, PRESENT, f"{count:,} files, not checked", EXTRACTED, name)
+        yield Row(name, EXTRACTED, PRESENT, f"{count:,} files, not checked", {EXTRACTED: name})
+    for path in found.own_vocabularies:
+        uses = {VOCABULARY: f"{path} --own-vocabulary"}
+        yield Row(str(path), "own vocabulary", PRESENT, "as the manifest of the examples says", uses)
 
 
-def missing_rows(found: Found, have: Mapping[str, str]) -> Iterator[Row]:
-    """What is official and not there, and whether it is needed beside what is there and whole (`have`)."""
-    official = load_official()
+def missing_rows(found: Found, official: Official) -> Iterator[Row]:
+    """What is official and not there."""
     present = {file for _, file in found.official}
     for file in official.files:
         if file not in present:
-            yield Row(file.name, file.what, MISSING, _need(file, have))
+            yield Row(file.name, file.what, MISSING, file.optional or "", {file.kind: ""})
+    sets = [official_set(key, found, official) for key in found.sets]
     for numbered in official.sets:
-        is_text = numbered.layout == TEXT
-        if not any(key.pattern == _pattern(numbered) and key.is_text == is_text for key in found.sets):
-            yield Row(_pattern(numbered), numbered.what, MISSING, _need(numbered, have))
+        if numbered not in sets:
+            yield Row(numbered.pattern, numbered.what, MISSING, numbered.optional or "", {numbered.kind: ""})
 
 
-def _difference(path: Path, size: int | None, md5: str | None, *, results: Results) -> str:
-    """What is wrong with a file of known size and md5, "" if nothing is."""
-    if not path.is_file():
-        return "missing"
-    actual = path.stat().st_size
-    if size is not None and actual != size:
-        return f"{actual:,} B, expected {size:,} B"
-    if md5 is None:
-        return ""
-    found = results[path]
-    return found.problem or ("" if found.md5 == md5 else f"md5 {found.md5}, expected {md5}")
+def _get_again(entry: OfficialFile | OfficialSet) -> str:
+    return f"get it again: {entry.where}"
 
 
-def _gaps(key: SetKey, parts: Mapping[int, Path]) -> list[str]:
-    missing = sorted(set(range(key.count or 0)) - parts.keys())
-    if not missing:
-        return []
-    return [
-        f"{key.folder / key.pattern}: {len(missing):,} of {key.count:,} files are missing, the first is number "
-        f"{missing[0]} (they count from 0); copy them."
-    ]
-
-
-def _set_detail(key: SetKey, parts: Mapping[int, Path], results: Results, layouts: list[str]) -> str:
-    count = f"{len(parts):,} files" if key.count is None else f"{len(parts):,} of {key.count:,} files"
-    total = sum(path.stat().st_size for path in parts.values())
-    if key.is_text:
-        return f"{count}, {total:,} B"
-    detail = f"{count}, {sum(results[path].num_samples for path in parts.values()):,} samples"
-    for hashed in {results[path].input_ids_md5 for path in parts.values()} - {""}:
-        detail += ", input_ids " + ("as published" if hashed == OFFICIAL_EVAL_INPUT_IDS_MD5 else "not as published")
-    published = load_official().set_of(TFRECORD)
-    if key.pattern == _pattern(published) and layouts == [TFRECORD]:
-        detail += f", {total:,} B" + (
-            " as published" if total == published.bytes else f" (published: {published.bytes:,})"
+def _miscounted(key: SetKey, parts: Mapping[int, Path]) -> Iterator[str]:
+    """Sentences on missing and superfluous numbers."""
+    wanted = range(len(parts) if key.count is None else key.count)
+    missing = sorted(set(wanted) - parts.keys())
+    if missing:
+        numbers = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        yield (
+            f"{key.folder / key.pattern}: {len(missing):,} of {key.count:,} files are missing, number {numbers} (they "
+            "count from 0); copy them."
         )
-    return detail
+    beyond = sorted(parts.keys() - set(wanted))
+    if beyond:
+        yield (
+            f"{parts[beyond[0]]} is one of {len(beyond):,} files with a number beyond the {key.count:,} that the names "
+            "speak of (they count from 0); make the set again."
+        )
 
 
-def _kind(key: SetKey, folder: Path) -> str:
-    if key.is_text:
-        return TEXT
-    official = next((file.kind for file in load_official().files if file.name == key.pattern), None)
-    is_eval = "eval" in str((key.folder / key.pattern).relative_to(folder)).lower()
-    return official or (EVAL_SAMPLES if is_eval else TRAIN_SAMPLES)
+def _mixed(key: SetKey, layouts: Sequence[str], found: Found) -> Iterator[str]:
+    """Sentences on a folder that training could not read as one set."""
+    if len(layouts) > 1:
+        yield f"{key.folder / key.pattern} mixes {' and '.join(layouts)}; keep one layout in a folder."
+    sets = [other.pattern for other in found.sets if other.folder == key.folder and not other.is_text]
+    if len(sets) > 1 and not key.is_text:
+        yield (
+            f"{key.folder} holds {' and '.join(sets)}, which are read as one set since they lie in one folder; move "
+            "them apart."
+        )
 
 
-def _pattern(numbered: OfficialSet) -> str:
-    return numbered.names.replace("{:05d}", "*")
+def _count(key: SetKey, parts: Mapping[int, Path]) -> str:
+    if key.count is not None:
+        return f"{len(parts):,} of {key.count:,} files"
+    return "1 file" if len(parts) == 1 else f"{len(parts):,} files"
 
 
-def _need(entry: OfficialFile | OfficialSet, have: Mapping[str, str]) -> str:
-    if entry.optional:
-        return f"not needed: {entry.optional}"
-    instead = next((kind for kind in entry.instead if kind in have), None)
-    return f"not needed: {instead} is here" if instead else "needed, see below"
+def _number_of(problems: Sequence[str]) -> str:
+    return "1 fault" if len(problems) == 1 else f"{len(problems):,} faults"
+
+
+def _total(checked: Sequence[Checked]) -> int:
+    return sum(result.size for result in checked)
+
+
+def _contents(key: SetKey, checked: Sequence[Checked], numbered: OfficialSet | None) -> list[str]:
+    if not key.is_text:
+        return [f"{sum(result.num_samples for result in checked):,} samples{_published(checked)}"]
+    details = [f"{_total(checked):,} B"]
+    if numbered and not any(result.problem for result in checked):
+        details.append(f"md5 right (published for {sum(md5 is not None for _, md5 in numbered.known.values())})")
+    return details
+
+
+def _published(checked: Sequence[Checked]) -> str:
+    """Whether the token ids are those of the official evaluation set, where that can be."""
+    if len(checked) != 1 or not checked[0].input_ids_md5:
+        return ""
+    is_official = checked[0].input_ids_md5 == OFFICIAL_EVAL_INPUT_IDS_MD5
+    return ", the official evaluation set" if is_official else ", not the official evaluation set"
+
+
+def _kind(key: SetKey, found: Found, checked: Sequence[Checked]) -> str:
+    """Samples of one step or named "eval" are for evaluation; the innermost name that tells decides."""
+    step: Step | None = found.steps.get(key.folder)
+    if (step and step.name == "eval") or any(r.input_ids_md5 == OFFICIAL_EVAL_INPUT_IDS_MD5 for r in checked):
+        return EVAL_SAMPLES
+    folders = [found.folder.resolve().name, *key.folder.relative_to(found.folder).parts]
+    for name in (key.pattern, *reversed(folders)):
+        if "eval" in name.lower():
+            return EVAL_SAMPLES
+        if "train" in name.lower():
+            return TRAIN_SAMPLES
+    return TRAIN_SAMPLES
