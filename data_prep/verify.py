@@ -24,7 +24,6 @@ from bert_mlperf.data_prep.verify_rows import (
     checks_for,
     file_row,
     missing_rows,
-    official_set,
     other_rows,
     set_row,
     step_rows,
@@ -49,7 +48,7 @@ def verify(folder: str | Path, *, workers: int | None = None, official: Official
     others = [*other_rows(found), *step_rows(found, results)]
     for key, parts in found.sets.items():
         row = set_row(key, parts, results, found=found, official=official)
-        (others if official_set(key, found, official) is None else of_official).append(row)
+        (of_official if official.set_named(key.pattern, is_text=key.is_text) else others).append(row)
     rows = [*of_official, *others]
     have = _have(rows, official)
     wrong = {kind for row in rows if row.state == WRONG for kind in row.uses} - have.keys()

@@ -32,9 +32,7 @@ class Row:
     what: str
     state: str
     detail: str
-    uses: Mapping[
-        str, str
-    ]  # what it is good for (a kind of official.json or the name of a step): the path to give then
+    uses: Mapping[str, str]  # what it is good for, a kind of official.json or a step's name: the path to give then
     problems: tuple[str, ...] = ()  # in full
 
 
@@ -49,7 +47,7 @@ def checks_for(found: Found, official: Official) -> Iterator[Check]:
         for path, (size, md5) in step.files.items()
     }
     for key, parts in found.sets.items():
-        numbered = official_set(key, found, official)
+        numbered = official.set_named(key.pattern, is_text=key.is_text)
         for number, path in parts.items():
             check = written.pop(path, Check(path, BYTES))
             if numbered is not None and number in numbered.known:
@@ -57,11 +55,6 @@ def checks_for(found: Found, official: Official) -> Iterator[Check]:
                 check = Check(path, BYTES, size, md5, _get_again(numbered))
             yield replace(check, content=UTF8 if key.is_text else SAMPLES)
     yield from written.values()
-
-
-def official_set(key: SetKey, found: Found, official: Official) -> OfficialSet | None:
-    """The official set with the names of `key`, unless a step of ours has written these files."""
-    return None if key.folder in found.steps else official.set_named(key.pattern, is_text=key.is_text)
 
 
 def file_row(path: Path, file: OfficialFile, result: Checked) -> Row:
@@ -75,7 +68,7 @@ def file_row(path: Path, file: OfficialFile, result: Checked) -> Row:
 
 def set_row(key: SetKey, parts: Mapping[int, Path], results: Results, *, found: Found, official: Official) -> Row:
     """The row on a set of text parts or shards."""
-    numbered = official_set(key, found, official)
+    numbered = official.set_named(key.pattern, is_text=key.is_text)
     checked = [results[path] for _, path in sorted(parts.items())]
     layouts = sorted({result.layout for result in checked} - {""})
     problems = [*_miscounted(key, parts), *_mixed(key, layouts, found), *(r.problem for r in checked if r.problem)]
@@ -92,7 +85,7 @@ def set_row(key: SetKey, parts: Mapping[int, Path], results: Results, *, found: 
         name=name,
         what="text" if key.is_text else " / ".join(layouts) or "samples",
         state=WRONG if problems else PRESENT,
-        detail=", ".join([*details, *([_number_of(problems)] if problems else [])]),
+        detail=", ".join([*details, *([_number_of(problems, "fault")] if problems else [])]),
         uses={kind: use},
         problems=tuple(problems),
     )
@@ -106,7 +99,7 @@ def step_rows(found: Found, results: Results) -> Iterator[Row]:
         problems = tuple(results[path].problem for path in files if results[path].problem)
         if not files:
             continue
-        detail = f"{len(files):,} files, " + (_number_of(problems) if problems else "md5 right")
+        detail = f"{_number_of(files, 'file')}, " + (_number_of(problems, "fault") if problems else "md5 right")
         state = WRONG if problems else PRESENT
         uses = {TEXT if step.name == "gather" else step.name: str(folder)}
         uses |= {EVAL_TEXT: str(folder / "eval.txt")} if step.name == "split" else {}
@@ -131,7 +124,7 @@ def missing_rows(found: Found, official: Official) -> Iterator[Row]:
     for file in official.files:
         if file not in present:
             yield Row(file.name, file.what, MISSING, file.optional or "", {file.kind: ""})
-    sets = [official_set(key, found, official) for key in found.sets]
+    sets = [official.set_named(key.pattern, is_text=key.is_text) for key in found.sets]
     for numbered in official.sets:
         if numbered not in sets:
             yield Row(numbered.pattern, numbered.what, MISSING, numbered.optional or "", {numbered.kind: ""})
@@ -148,7 +141,7 @@ def _miscounted(key: SetKey, parts: Mapping[int, Path]) -> Iterator[str]:
     if missing:
         numbers = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         yield (
-            f"{key.folder / key.pattern}: {len(missing):,} of {key.count:,} files are missing, number {numbers} (they "
+            f"{key.folder / key.pattern}: {len(missing):,} of {key.count:,} files missing, number {numbers} (they "
             "count from 0); copy them."
         )
     beyond = sorted(parts.keys() - set(wanted))
@@ -174,11 +167,11 @@ def _mixed(key: SetKey, layouts: Sequence[str], found: Found) -> Iterator[str]:
 def _count(key: SetKey, parts: Mapping[int, Path]) -> str:
     if key.count is not None:
         return f"{len(parts):,} of {key.count:,} files"
-    return "1 file" if len(parts) == 1 else f"{len(parts):,} files"
+    return _number_of(list(parts), "file")
 
 
-def _number_of(problems: Sequence[str]) -> str:
-    return "1 fault" if len(problems) == 1 else f"{len(problems):,} faults"
+def _number_of(things: Sequence[object], name: str) -> str:
+    return f"{len(things):,} {name}" + ("" if len(things) == 1 else "s")
 
 
 def _total(checked: Sequence[Checked]) -> int:

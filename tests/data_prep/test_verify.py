@@ -1,5 +1,6 @@
 """`prep verify`: what is there, what is wrong with it, what to do next, and the exit code."""
 
+import errno
 import hashlib
 import json
 import os
@@ -217,7 +218,7 @@ class TestNumberedSets:
         report = check(inputs)
         assert report.code == 1
         assert report.wrong == [
-            f"{inputs}/parts/part-*-of-00003: 1 of 3 files are missing, number 1 (they count from 0); copy them."
+            f"{inputs}/parts/part-*-of-00003: 1 of 3 files missing, number 1 (they count from 0); copy them."
         ]
         assert report.row("parts/part-*-of-00003") == [
             "text",
@@ -229,7 +230,7 @@ class TestNumberedSets:
         for number in (0, 3, 11):
             write_shard(tmp_path / f"part_{number:05d}_of_00012.hdf5", make_samples([9]), vocab_size=VOCAB_SIZE)
         (problem,) = check(tmp_path).wrong
-        assert "9 of 12 files are missing, number 1, 2, 4, 5, 6, ... (they" in problem
+        assert "9 of 12 files missing, number 1, 2, 4, 5, 6, ... (they" in problem
 
     def test_a_number_beyond_the_end(self, inputs: Path, check: Verify) -> None:
         """Users had 518 files of a set that should have 500."""
@@ -419,10 +420,15 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"fish number swims in th
 
 
 @pytest.fixture
-def steps(tmp_path: Path) -> Path:
+def steps(made_by_steps: Path, tmp_path: Path) -> Path:
+    """A copy of `made_by_steps`."""
+    return Path(shutil.copytree(made_by_steps, tmp_path / "work"))
+
+
+@pytest.fixture(scope="module")
+def made_by_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of text steps, examples and converted examples, made with a vocabulary of our own."""
-    folder = tmp_path / "work"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("steps")
     for i in (0, 1):
         (folder / f"text{i}").write_text(ARTICLES)
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
@@ -588,6 +594,13 @@ class TestNextSteps:
             assert self.next_of(steps, check)[1:] == [f"bert-mlperf prep {command.format(steps / 'split')}"]
 
 
+def with_one_more(entry: OfficialFile) -> Official:
+    """The official files of these tests, with `entry` in place of those of its kind."""
+    others = [official_file(name, CONTENT[name], kind) for name, kind in KINDS.items() if kind != entry.kind]
+    text = OfficialSet("part-{:05d}-of-00003", 3, "text", None, "text", "training text", "shelf of text", {})
+    return Official((entry, *others), (text,))
+
+
 class TestFolders:
     def test_no_such_folder(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["prep", "verify", str(tmp_path / "none")]) == 2
@@ -654,22 +667,23 @@ class TestFolders:
     def test_an_official_file_that_cannot_be_read(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "secret").symlink_to("/proc/self/mem")
         entry = OfficialFile("secret", 0, "0" * 32, "vocabulary", "secret", "shelf")
-        assert verify(tmp_path, workers=1, official=with_checkpoint(entry)) == 1
+        assert verify(tmp_path, workers=1, official=with_one_more(entry)) == 1
         assert Report(1, capsys.readouterr().out).wrong == [
             f"{tmp_path}/secret cannot be read: Input/output error; check its permissions or get it again: shelf."
         ]
 
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
-    def test_a_folder_that_cannot_be_read(self, inputs: Path, check: Verify) -> None:
-        (inputs / "parts").chmod(0)
-        with pytest.raises(UserError, match="parts cannot be read: Permission denied"):
+    def test_a_folder_that_cannot_be_read(self, inputs: Path, check: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As root may read every folder, the system call is what refuses."""
+        scandir = os.scandir
+
+        def refuse(path: Any) -> Any:
+            if str(path).endswith("parts"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)
+        with pytest.raises(UserError, match=r"inputs/parts cannot be read: Permission denied; check its permissions"):
             check(inputs)
-
-
-def with_checkpoint(entry: OfficialFile) -> Official:
-    others = [official_file(name, CONTENT[name], kind) for name, kind in KINDS.items() if kind != entry.kind]
-    text = OfficialSet("part-{:05d}-of-00003", 3, "text", None, "text", "training text", "shelf of text", {})
-    return Official((entry, *others), (text,))
 
 
 class TestPage:
