@@ -18,7 +18,11 @@ def add_prep(commands: Any) -> None:
     convert = _step(steps, "convert", "rewrite a data set in another layout", many=True)
     convert.add_argument("--to", choices=LAYOUTS, required=True, help="layout to write")
     convert.add_argument(
-        "--vocab-size", type=int, default=30522, help="tokens of the vocabulary (default: %(default)s)"
+        "--vocab-size",
+        type=int,
+        default=30522,
+        metavar="TOKENS",
+        help="tokens of the vocabulary (default: %(default)s)",
     )
 
     inspect = steps.add_parser("inspect", help="what a shard or a data set holds")
@@ -42,7 +46,9 @@ def _add_text_steps(steps: Any) -> None:
     split.add_argument(
         "--eval-articles", type=int, default=10_000, metavar="N", help="articles to withhold (default: %(default)s)"
     )
-    split.add_argument("--seed", type=int, default=12345, help="seed of the draw (default: %(default)s)")
+    split.add_argument(
+        "--seed", type=int, default=12345, metavar="SEED", help="seed of the draw (default: %(default)s)"
+    )
     gather = _step(steps, "gather", "join the training files to parts of about one size", many=True)
     size = gather.add_mutually_exclusive_group()
     size.add_argument(
@@ -62,18 +68,28 @@ def _add_example_steps(steps: Any) -> None:
         parser.add_argument("--vocab", type=Path, required=True, metavar="FILE", help="vocab.txt, one token a line")
         parser.add_argument("--own-vocabulary", action="store_true", help="allow another vocabulary than the official")
         parser.add_argument("--allow-long-lines", action="store_true", help="allow lines that look like paragraphs")
-        group = parser.add_argument_group("how examples are made (defaults: the rules of MLPerf)")
-        group.add_argument("--max-seq-length", type=int, default=512, metavar="TOKENS")
-        group.add_argument("--max-predictions", type=int, default=76, metavar="TOKENS")
-        group.add_argument("--masked-lm-prob", type=float, default=0.15, metavar="SHARE")
-        group.add_argument("--short-seq-prob", type=float, default=0.1, metavar="SHARE")
-        group.add_argument("--dupe-factor", type=int, default=10, metavar="TIMES")
-        group.add_argument("--seed", type=int, default=12345)
+        _add_options_of_examples(parser.add_argument_group("how examples are made (defaults: the rules of MLPerf)"))
     examples.add_argument("--subset", type=int, metavar="N", help="write N samples drawn from all, each equally likely")
-    examples.add_argument("--subset-seed", type=int, default=0, help="seed of that draw (default: %(default)s)")
+    examples.add_argument(
+        "--subset-seed", type=int, default=0, metavar="SEED", help="seed of that draw (default: %(default)s)"
+    )
     evaluation.add_argument(
         "--num-samples", type=int, default=10_000, metavar="N", help="samples to pick (default: %(default)s)"
     )
+
+
+def _add_options_of_examples(group: Any) -> None:
+    for name, default, metavar, text in (
+        ("--max-seq-length", 512, "TOKENS", "tokens of a sample at most"),
+        ("--max-predictions", 76, "TOKENS", "masked tokens of a sample at most"),
+        ("--masked-lm-prob", 0.15, "SHARE", "masked tokens as a share of all"),
+        ("--short-seq-prob", 0.1, "SHARE", "documents cut into shorter samples on purpose"),
+        ("--dupe-factor", 10, "TIMES", "times that the text is gone through"),
+        ("--seed", 12345, "SEED", "seed of each part"),
+    ):
+        group.add_argument(
+            name, type=type(default), default=default, metavar=metavar, help=f"{text} (default: %(default)s)"
+        )
 
 
 def _step(steps: Any, name: str, text: str, *, many: bool) -> argparse.ArgumentParser:
@@ -85,7 +101,8 @@ def _step(steps: Any, name: str, text: str, *, many: bool) -> argparse.ArgumentP
         help="a file" + (", a folder, or a glob pattern in quotes" if many else ""),
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; new, or to go on with")
-    _add_workers(parser)
+    if many:
+        _add_workers(parser)
     return parser
 
 

@@ -15,7 +15,7 @@ from bert_mlperf.data_prep.examples import ExampleOptions
 from bert_mlperf.data_prep.inputs import find_sources
 from bert_mlperf.data_prep.part_examples import Progress, count_examples, write_part_examples
 from bert_mlperf.data_prep.pool import default_workers
-from bert_mlperf.data_prep.stage import UNFINISHED, Job, md5_of, read_manifest, run_stage
+from bert_mlperf.data_prep.stage import UNFINISHED, Job, check_free, md5_of, read_manifest, run_stage
 from bert_mlperf.data_prep.subset import check_subset, part_of_subset, shard_bytes, spill_bytes
 from bert_mlperf.data_prep.wordpiece import read_vocabulary
 from bert_mlperf.errors import UserError
@@ -53,24 +53,18 @@ def examples(
     }  # fmt: skip
     summary: dict[str, Any] = {}
     parts: list[tuple[Path, dict[str, int]]] = [(path, {}) for path in sources]
-    share = 1.0
     if subset is not None:
         check_subset(subset)
         if subset_seed < 0:
             raise UserError(f"the seed of the subset is {subset_seed}, expected 0 or more; give another --subset-seed.")
+    if read_manifest(out) is None:
+        sizes = [path.stat().st_size for path in sources]
+        vocab_size, most = settings["vocabulary_size"], workers or default_workers(len(sources))
+        _check_disk(out, sizes, vocab_size=vocab_size, options=options, subset=subset, workers=most)
+    if subset is not None:
         counts = _counts(sources, out, settings=settings, bound=bound, workers=workers)
         parts = _parts_of_subset(sources, counts, size=subset, seed=subset_seed)
-        share = subset / sum(counts)
         summary = {"subset": subset, "subset_seed": subset_seed, _COUNTS: counts}
-    if read_manifest(out) is None:
-        _check_disk(
-            out,
-            [path.stat().st_size for path in sources],
-            share=share,
-            vocab_size=settings["vocabulary_size"],
-            options=options,
-            workers=workers or default_workers(len(parts)),
-        )
     jobs = [
         Job((path,), (f"part_{i:05d}_of_{len(parts):05d}.hdf5",), arguments)
         for i, (path, arguments) in enumerate(parts)
@@ -130,8 +124,7 @@ def _counts(
         if len(finished["summary"].get(_COUNTS, ())) != len(sources):
             raise UserError(f"{out} holds the result of another request; remove the folder or give another --out.")
         return list(finished["summary"][_COUNTS])
-    if out.is_dir() and any(out.iterdir()) and not (out / UNFINISHED).is_dir():
-        raise UserError(f"{out} exists and holds other files, nothing in it is touched; give another --out.")
+    check_free(out)
     jobs = [Job((path,), (f"{i:05d}.json",), {}) for i, path in enumerate(sources)]
     counted = run_stage(
         "count",
@@ -166,25 +159,36 @@ def _parts_of_subset(
 
 
 def _check_disk(
-    out: Path, text_bytes: Sequence[int], *, share: float, vocab_size: int, options: ExampleOptions, workers: int
+    out: Path,
+    text_bytes: Sequence[int],
+    *,
+    vocab_size: int,
+    options: ExampleOptions,
+    subset: int | None,
+    workers: int,
 ) -> None:
     """Says how much disk the examples need; UserError if there is less. What an earlier try has written is there."""
-    sized = functools.partial(shard_bytes, vocab_size=vocab_size, options=options)
-    shards = int(sum(map(sized, text_bytes)) * share)
-    beside = sum(spill_bytes(size, vocab_size=vocab_size, options=options) for size in sorted(text_bytes)[-workers:])
+    shards = shard_bytes(sum(text_bytes), vocab_size=vocab_size, options=options, num_samples=subset)
+    largest = sorted(text_bytes)[-workers:]
+    beside = sum(spill_bytes(size, vocab_size=vocab_size, options=options) for size in largest)
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.is_dir())
     written = sum(path.stat().st_size for path in out.glob("part_*.hdf5"))
     needed, free = max(shards - written, 0) + beside, shutil.disk_usage(existing).free
+    bound = "about" if subset is None else "at most"
     print(
-        f"{'examples':8s} about {shards / 1e9:.3g} GB of shards and {beside / 1e9:.3g} GB beside them while they are "
-        f"made; {free / 1e9:.3g} GB are free",
+        f"{'examples':8s} {bound} {_size(shards)} of shards and {_size(beside)} beside them while they are made; "
+        f"{_size(free)} are free",
         file=sys.stderr,
     )
     if needed > free:
         raise UserError(
-            f"the examples need about {needed / 1e9:.3g} GB in {out}, where {free / 1e9:.3g} GB are free; make room, "
-            "give another --out, or take a part of the samples with --subset."
+            f"the examples need {bound} {_size(needed)} in {out}, where {_size(free)} are free; make room, give "
+            "another --out, or take a part of the samples with --subset."
         )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"
 
 
 def _totals(facts: Sequence[dict[str, Any]]) -> dict[str, int]:

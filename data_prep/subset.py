@@ -30,12 +30,15 @@ def check_subset(size: int, total: int | None = None) -> None:
         raise UserError(f"the subset has {size:,} samples, expected 1 to {most}; give another size.")
 
 
-def shard_bytes(text_bytes: int, *, vocab_size: int, options: ExampleOptions) -> int:
-    """About how many bytes the shards of all examples of a text take."""
+def shard_bytes(text_bytes: int, *, vocab_size: int, options: ExampleOptions, num_samples: int | None = None) -> int:
+    """About how many bytes the shards of all examples of a text take; with `num_samples`, at most those of so many."""
     id_bytes = 2 if vocab_size <= 1 << 16 else 4
     masked = min(options.masked_lm_prob, options.max_predictions / options.max_seq_length)
     of_a_token = id_bytes + 1 + masked * (id_bytes + 2) + 17 / options.max_seq_length
-    return int(text_bytes * options.dupe_factor * _TOKENS_OF_EXAMPLES * of_a_token)
+    tokens = text_bytes * options.dupe_factor * _TOKENS_OF_EXAMPLES
+    if num_samples is not None:
+        tokens = min(tokens, num_samples * options.max_seq_length)
+    return int(tokens * of_a_token)
 
 
 def spill_bytes(text_bytes: int, *, vocab_size: int, options: ExampleOptions) -> int:

@@ -50,3 +50,5 @@ def test_disk_for_the_whole_corpus() -> None:
     """13.4 GB of text: about 120 GB of shards with ids of 16 bits, against 365 GB of TFRecord."""
     needed = shard_bytes(13_400_000_000, vocab_size=30522, options=ExampleOptions())
     assert 100e9 < needed < 150e9
+    few = shard_bytes(13_400_000_000, vocab_size=30522, options=ExampleOptions(), num_samples=3_000_000)
+    assert 4e9 < few < 7e9
