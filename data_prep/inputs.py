@@ -66,7 +66,7 @@ def _matches(pattern: str) -> list[str]:
             raise UserError(f"the input folder {pattern} holds no files; give the folder that holds the text.")
         _check_complete(pattern, below)
         return below
-    matches = [path for path in glob.glob(os.path.expanduser(pattern)) if os.path.basename(path) != MANIFEST]
+    matches = [path for path in sorted(glob.glob(os.path.expanduser(pattern))) if os.path.basename(path) != MANIFEST]
     if not matches:
         raise UserError(
             f"no file matches {pattern!r}; give a file, a folder or a glob pattern in quotes such as 'text/*/wiki_??'."

@@ -29,7 +29,7 @@ from bert_mlperf.data_prep.pool import Progress, default_workers, run_tasks
 from bert_mlperf.errors import UserError
 from bert_mlperf.report.work_progress import WorkProgress
 
-__all__ = ["UNFINISHED", "Job", "Progress", "md5_of", "read_manifest", "run_stage", "write_atomically"]
+__all__ = ["UNFINISHED", "Job", "Progress", "check_free", "md5_of", "read_manifest", "run_stage", "write_atomically"]
 
 _TEMPORARY = ".{name}.{process}.tmp"  # of a small file that is being written
 
@@ -117,6 +117,14 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def check_free(out: Path) -> None:
+    """Raises UserError if `out` is no folder, or one that holds anything but a step that is not finished."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file, expected a folder to write to; give another --out.")
+    if out.exists() and not (out / UNFINISHED).is_dir() and any(out.iterdir()):
+        raise UserError(f"{out} exists and holds other files, nothing in it is touched; give another --out.")
+
+
 def md5_of(path: str | Path) -> str:
     """md5 (hex) of a file."""
     with open(path, "rb") as file:
@@ -165,8 +173,7 @@ def _claimed(out: Path, plan: dict[str, Any]) -> Iterator[Path]:
     """The folder OUT/.unfinished, for this process alone."""
     unfinished = out / UNFINISHED
     try:
-        if out.exists() and not unfinished.is_dir() and any(out.iterdir()):
-            raise UserError(f"{out} exists and holds other files, nothing in it is touched; give another --out.")
+        check_free(out)
         for folder in (unfinished / "done", unfinished / "tmp"):
             folder.mkdir(parents=True, exist_ok=True)
         with open(unfinished / "lock", "w", encoding="ascii") as lock:

@@ -13,6 +13,9 @@ HDF5 handles live only inside the functions of this module; readers get memory m
 import hashlib
 import mmap
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -181,7 +184,7 @@ class ShardWriter:
                 raise self._contradiction(name)
         with open(self._temporary, "rb") as mapped:
             self.sha256 = digest(_mapped(mapped, self._arrays))
-        with h5py.File(self._temporary, "r+", locking=False) as file:
+        with plain_errors(), h5py.File(self._temporary, "r+", locking=False) as file:
             file.attrs.update({"format": FORMAT, "schema_version": SCHEMA_VERSION, **self._announced})
             file.attrs["sha256"] = self.sha256
         _sync(self._temporary)
@@ -198,9 +201,21 @@ class ShardWriter:
         return UserError(f"{self._path} cannot be written: {error}; check the folder's permissions and free space.")
 
 
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Around what writes HDF5: where h5py cannot, it raises RuntimeError, too, and messages of several lines."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        number = re.search(r"errno = (\d+)", str(error))
+        if number is None:
+            raise OSError(" ".join(str(error).split())) from error
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
 def _allocate(path: Path, dtypes: dict[str, str], extents: dict[str, int]) -> dict[str, StoredArray]:
     """Makes the file with all its arrays, their content undefined, and says where each lies."""
-    with h5py.File(path, "w", locking=False) as file:
+    with plain_errors(), h5py.File(path, "w", locking=False) as file:
         layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         layout.set_layout(h5py.h5d.CONTIGUOUS)
         layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
