@@ -1,3 +1,6 @@
+import errno
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,16 @@ def test_bad_patterns(text: Path, monkeypatch: pytest.MonkeyPatch, pattern: str,
         return
     with pytest.raises(UserError, match=message):
         find_sources(["text/AA", pattern])
+
+
+def test_a_folder_that_cannot_be_read_is_named(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def refuse(path: str) -> Iterator[os.DirEntry[str]]:
+        if str(path).endswith("AB"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match="input folder .*AB cannot be read: Permission denied; check its permissions"):
+        find_sources([text])
