@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bert_mlperf.data.parts import MappedPart, find_shards, open_part
 from bert_mlperf.data.published import FIXED, PACKED, TFRECORD, VARIABLE, detect_layout
 from bert_mlperf.data.samples import Samples
@@ -110,12 +108,23 @@ def _tracked(
     """`chunks` of `total` samples, each checked, reported as `size` bytes in all."""
     done = reported = 0
     for samples in chunks:
+        _check_ids(samples, vocab_size, where=str(source))
         longest = int(samples.lengths.max(initial=1))
         samples.validate(vocab_size, longest, where=str(source), first_sample=done)
         yield samples
         done += samples.num_samples
         progress(size * done // total - reported)
         reported = size * done // total
+
+
+def _check_ids(samples: Samples, vocab_size: int, *, where: str) -> None:
+    """UserError, with the option that may be wrong, for a token id behind the vocabulary."""
+    highest = _highest_id(samples)
+    if highest >= vocab_size:
+        raise UserError(
+            f"{where} holds token id {highest:,}, expected ids of a vocabulary of {vocab_size:,} tokens; give the size "
+            "of the vocabulary that it was made with as --vocab-size."
+        )
 
 
 def _each(chunks: Iterable[Samples], write: Callable[[Samples], None]) -> Iterator[Samples]:
@@ -130,7 +139,10 @@ def _count(chunks: Iterable[Samples]) -> dict[str, int]:
     for samples in chunks:
         for name in ("num_samples", "num_tokens", "num_masked"):
             counts[name] += getattr(samples, name)
-        counts["max_length"] = max(counts["max_length"], int(np.max(samples.lengths, initial=0)))
-        for ids in (samples.input_ids, samples.masked_ids):
-            counts["max_token_id"] = max(counts["max_token_id"], int(ids.max(initial=0)))
+        counts["max_length"] = max(counts["max_length"], int(samples.lengths.max(initial=0)))
+        counts["max_token_id"] = max(counts["max_token_id"], _highest_id(samples))
     return counts
+
+
+def _highest_id(samples: Samples) -> int:
+    return max(int(ids.max(initial=0)) for ids in (samples.input_ids, samples.masked_ids))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bert_mlperf.data.parts import Part, open_parts
 from bert_mlperf.data.samples import Samples
@@ -17,11 +17,12 @@ from bert_mlperf.data_prep.fingerprint import (
 )
 from bert_mlperf.data_prep.wordpiece import MASK, read_vocabulary
 from bert_mlperf.errors import UserError
-from bert_mlperf.report.charts import BLUE, DOTS_PER_INCH, GRAY
+from bert_mlperf.report.charts import BLUE, DOTS_PER_INCH, ORANGE
 
 _BINS = 16
 _BAR = 50  # characters of the longest bar
 _SIZE_INCHES = (8.0, 4.5)
+_NAME = 40  # characters of the longest name in a title
 
 
 def inspect(path: str | Path, *, sample: int | None = None, vocab: Path | None = None, png: Path | None = None) -> None:
@@ -48,7 +49,8 @@ def inspect(path: str | Path, *, sample: int | None = None, vocab: Path | None =
     if found.sample is not None:
         print(f"\nsample {sample}\n{sample_text(found.sample, tokens, where=f'sample {sample} of {path}')}")
     if png is not None:
-        _draw_lengths(png, found, title=f"{Path(path).name}: {found.num_samples:,} samples, {layout}")
+        count = f"{found.num_samples:,} sample{'s' * (found.num_samples != 1)}"
+        _draw_lengths(png, found, title=f"{_short_name(path)}: {count}, {layout}")
         print(f"\nhistogram drawn to {png}")
 
 
@@ -160,18 +162,25 @@ def sample_text(sample: Samples, tokens: tuple[str, ...], *, where: str) -> str:
     )
 
 
+def _short_name(path: str | Path) -> str:
+    """The name of a file or folder, cut in the middle if the title has no room for it."""
+    name = Path(path).resolve().name
+    return name if len(name) <= _NAME else f"{name[: _NAME // 2 - 3]}...{name[-_NAME // 2 :]}"
+
+
 def _draw_lengths(path: Path, found: _Contents, *, title: str) -> None:
     edges, counts = histogram(found.lengths)
     figure = Figure(figsize=_SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
     axes.bar(edges[:-1] - 0.5, counts, width=np.diff(edges), align="edge", color=BLUE, edgecolor="white")
     mean = found.num_tokens / found.num_samples
-    axes.axvline(mean, color=GRAY, linestyle="--", label=f"mean {mean:.1f} tokens")
-    axes.set_title(title, fontsize=12)
+    axes.axvline(mean, color=ORANGE, linestyle="--", label=f"mean {mean:.1f} tokens")
+    axes.set_title(title, fontsize=12, parse_math=False)  # a "$" in a name is a "$"
     axes.set_xlabel("length of the sample (tokens)")
     axes.set_ylabel("samples")
     axes.set_xlim(0, edges[-1])
     axes.set_xticks(edges[::2] - 1)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)

@@ -16,6 +16,8 @@ from bert_mlperf.errors import UserError
 REQUIRED = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 OPTIONAL = ("input_mask", "masked_lm_weights")
 PACKED_COUNTS = ("packed_input_len", "packed_masked_lm_len")
+# What reading damaged bytes may end in: HDF5 knows them as any of these, numpy and the protocol buffers as some.
+UNREADABLE = (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,15 @@ def _check_field(path: Path, dataset: h5py.Dataset, *, is_ragged: bool) -> None:
 def missing_field(path: Path, name: str, *, present: Sequence[str], expected: Sequence[str]) -> UserError:
     """The error for a file without the field `name`."""
     return UserError(
-        f"{path} has no {name}, only {', '.join(sorted(present)) or 'nothing'}; expected the fields "
+        f"{path} has no {name}, only {', '.join(sorted(map(str, present))) or 'nothing'}; expected the fields "
         f"{', '.join(expected)}: the file is of another task or cut, remove it or make it anew."
     )
 
 
 def damaged(path: Path, reason: object) -> UserError:
     """The error for a file that cannot be read as what it seems to be."""
-    return UserError(f"{path} is truncated or damaged ({reason}); copy it again or make it anew.")
+    told = " ".join(str(reason).split()) or type(reason).__name__
+    return UserError(f"{path} is truncated or damaged ({told}); copy it again or make it anew.")
 
 
 def narrow(values: np.ndarray, name: str) -> np.ndarray:

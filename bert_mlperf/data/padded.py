@@ -39,7 +39,7 @@ def _stack(path: Path, examples: list[dict[str, tuple[int, bytes]]], *, first_re
         having = [name in example for example in examples]
         if all(having):
             try:
-                arrays[name] = tfrecord.stack_features([example[name] for example in examples])
+                arrays[name] = _whole(name, tfrecord.stack_features([example[name] for example in examples]))
             except ValueError as error:
                 raise ValueError(f"{name} of records {first_record} onwards: {error}") from error
         elif name in REQUIRED or any(having):
@@ -47,6 +47,13 @@ def _stack(path: Path, examples: list[dict[str, tuple[int, bytes]]], *, first_re
             where = Path(f"{path}: record {first_record + record}")
             raise missing_field(where, name, present=list(examples[record]), expected=REQUIRED)
     return arrays
+
+
+def _whole(name: str, values: np.ndarray) -> np.ndarray:
+    """`values` as they are. ValueError if they are fractions, which only weights may be."""
+    if values.dtype.kind == "f" and name != "masked_lm_weights":
+        raise ValueError("they are fractions, expected whole numbers")
+    return values
 
 
 def from_padded(arrays: dict[str, np.ndarray], *, first_row: int) -> Samples:

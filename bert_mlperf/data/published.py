@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 
 from bert_mlperf.data import tfrecord
-from bert_mlperf.data.fields import OPTIONAL, PACKED_COUNTS, REQUIRED, damaged, missing_field, open_table
+from bert_mlperf.data.fields import OPTIONAL, PACKED_COUNTS, REQUIRED, UNREADABLE, damaged, missing_field, open_table
 from bert_mlperf.data.padded import iter_fixed, iter_tfrecord
 from bert_mlperf.data.ragged import iter_packed, iter_variable, open_packed
 from bert_mlperf.data.samples import Samples, concatenate
@@ -42,7 +42,9 @@ def detect_layout(path: Path) -> str:
             return TFRECORD
         with open(path, "rb") as raw:
             head = raw.read(16)
-    except OSError as error:
+    except UserError:
+        raise
+    except UNREADABLE as error:
         raise damaged(path, error) from error
     raise UserError(
         f"{path} begins with {head!r}: it is neither HDF5 nor TFRecord; remove it from the data folder, or copy "
@@ -66,7 +68,7 @@ def iter_published(path: Path, layout: str, *, rows: int = ROWS) -> Iterator[Sam
             empty = False
     except UserError:
         raise
-    except (OSError, KeyError, ValueError, TypeError) as error:
+    except UNREADABLE as error:
         raise damaged(path, error) from error
     if empty:
         raise UserError(f"{path} holds no samples; remove it from the folder or make it anew.")
@@ -84,7 +86,7 @@ def count_published(path: Path, layout: str) -> int:
         return open_table(path, required=("next_sentence_labels",)).num_rows
     except UserError:
         raise
-    except (OSError, KeyError, ValueError, TypeError) as error:
+    except UNREADABLE as error:
         raise damaged(path, error) from error
 
 

@@ -102,7 +102,7 @@ def _cut_rows(table: Table, separator: int, *, first: int, rows: int) -> UserErr
     return UserError(
         f"{table.path}: {count} of {table.num_rows} rows are damaged (the first is row {first} of {length} tokens): "
         "they are empty, cut or padded, as the published converter leaves them under numpy 2 or newer, where its int8 "
-        "sum of the mask overflows; convert the files again with numpy 1."
+        "sum of the mask overflows; convert the files again from the fixed-length ones (bert-mlperf prep convert)."
     )
 
 
