@@ -31,14 +31,13 @@ def find_sources(patterns: Sequence[str | Path]) -> list[Source]:
 
     A pattern is a file, a folder (all files below it, but manifests and names that begin with a dot) or a glob pattern
     ("text/*/wiki_??"; manifests do not match). Raises UserError for a pattern without a match, a match that is no file,
-    an empty file, a folder with some of a numbered set or of the files of its manifest, the result of a step that is
-    not finished, and training together with evaluation text.
+    a file that is empty (unless its manifest says so: all its articles were withheld), a folder with some of a numbered
+    set or of the files of its manifest, the result of a step that is not finished, and training together with
+    evaluation text.
     """
     found = sorted({path for pattern in patterns for path in _matches(str(pattern))})
-    empty = next((path for path in found if not os.path.getsize(path)), None)
-    if empty is not None:
-        raise UserError(f"the input {empty} is empty (0 bytes); copy it again or leave it out.")
     absolute = [os.path.abspath(path) for path in found]
+    _check_not_empty(absolute)
     for folder in sorted(set().union(*map(_above, absolute))):
         _check_step(folder, absolute)
     shared = os.path.commonpath([os.path.dirname(path) for path in absolute])
@@ -118,6 +117,19 @@ def _check_complete(folder: str, paths: Sequence[str]) -> None:
                 f"the folder {below} holds {len(found)} parts of a set of {total}, {wrong} (they count from 0); put "
                 "this right, or give a glob pattern that matches the wanted ones."
             )
+
+
+def _check_not_empty(paths: Sequence[str]) -> None:
+    meant: dict[str, set[str]] = {}  # files in each folder that are empty because the step that wrote them says so
+    for path in paths:
+        if os.path.getsize(path):
+            continue
+        for folder in _above(path):
+            if folder not in meant:
+                outputs = (read_manifest(folder) or {"outputs": []})["outputs"]
+                meant[folder] = {os.path.join(folder, output["name"]) for output in outputs if not output["bytes"]}
+        if not any(path in names for names in meant.values()):
+            raise UserError(f"the input {path} is empty (0 bytes); copy it again or leave it out.")
 
 
 def _above(path: str) -> set[str]:

@@ -7,9 +7,10 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -61,9 +62,10 @@ def run_tasks(
         for _ in range(min(workers, len(tasks))):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(there, work, counter, os.getpid()), daemon=True)
-            _start_without_interrupt(process)
+            with _interrupts_held():
+                process.start()
+                started.append(process)
             there.close()
-            started.append(process)
             running[here] = (process, _give(here, waiting))
         while running:
             for connection in wait(list(running), timeout=_POLL_SECONDS):
@@ -105,13 +107,22 @@ def _result(connection: Connection, process: SpawnProcess, task: Any) -> Any:
     return value
 
 
-def _start_without_interrupt(process: SpawnProcess) -> None:
-    """Starts a process in which Ctrl-C stays blocked for good: the blocked set is inherited."""
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, and processes that are started in it never get one: the blocked set is
+    inherited. Blocking alone does not hold it, for a thread of some library may take the signal."""
+    held: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number)) if is_main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process.start()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if is_main:
+            signal.signal(signal.SIGINT, handler if handler is not None else signal.SIG_DFL)
+    if held:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _serve(connection: Connection, work: Callable[[Any, Progress], Any], counter: Any, parent: int) -> None:

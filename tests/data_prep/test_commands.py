@@ -44,7 +44,11 @@ def run_steps(folder: Path, *, workers: int, **variables: str) -> dict[str, byte
 def test_same_bytes_for_any_number_of_workers_time_zone_and_hash_seed(tmp_path: Path) -> None:
     found = [
         run_steps(
-            write_corpus(tmp_path / name, files=4, articles=40), workers=workers, TZ=zone, PYTHONHASHSEED=hash_seed
+            write_corpus(tmp_path / name, files=4, articles=40),
+            workers=workers,
+            TZ=zone,
+            PYTHONHASHSEED=hash_seed,
+            PYTHONWARNINGS="error::SyntaxWarning,error::DeprecationWarning",
         )
         for name, workers, zone, hash_seed in (
             ("a", 1, "UTC", "0"),

@@ -94,7 +94,7 @@ def test_input_that_is_not_there(refuse: Refuse, folder: Path, step: str) -> Non
     assert "no file matches 'absent'; give a file, a folder" in refuse(*command(step, source="absent"))
     assert "no file matches '<text/*/wiki_??'" in refuse(*command(step, source="<text/*/wiki_??"))
     assert "the input folder nothing holds no files" in refuse(*command(step, source="nothing"))
-    assert "the input none is empty (0 bytes)" in refuse(*command(step, source="none"))
+    assert "/none is empty (0 bytes); copy it again or" in refuse(*command(step, source="none"))
     assert "also matches parts, which is no file" in refuse(*command(step, source="p*"))
     assert not (folder / "out").exists()
 
@@ -392,6 +392,17 @@ def test_a_numbered_set_with_a_gap_or_too_many(refuse: Refuse, folder: Path) -> 
     Path("parts/part-00002-of-00002").unlink()
     assert "parts holds 1 parts of a set of 2, number 0 is missing" in refuse(*command("examples", source="parts"))
     assert prep(folder, *command("examples", source="parts/part-*")).returncode == 0
+
+
+def test_a_file_that_lost_all_its_articles_to_the_evaluation_set(refuse: Refuse, folder: Path) -> None:
+    for i in range(6):
+        Path("plain", f"wiki_{i:02d}").write_text(f"The only article of file {i}.\n")
+    assert prep(folder, "split", "plain", "--eval-articles", "2", "--out", "split").returncode == 0
+    assert [path.stat().st_size > 0 for path in sorted(Path("split/train").iterdir())].count(False) == 2
+    assert prep(folder, "gather", "split/train", "--out", "gathered").returncode == 0
+    assert Path("gathered/part-00000-of-00001").read_text().count(".\n") == 4
+    Path("split/train/wiki_00").write_text("")  # not empty in the manifest
+    assert "split/train/wiki_00 is empty (0 bytes)" in refuse(*command("gather", source="split/train"))
 
 
 def test_links_in_a_folder(refuse: Refuse, folder: Path) -> None:
