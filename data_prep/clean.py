@@ -94,7 +94,7 @@ def clean(
     the size of its source. Raises UserError if a file is not UTF-8 or not the output of a wiki extractor.
     """
     arguments = {"reference_faults": reference_faults}
-    jobs = [Job((source.path,), (source.name,), arguments) for source in find_sources(inputs)]
+    jobs = [Job((source.path,), (source.name,), arguments) for source in find_sources(inputs, out=out)]
     options = {"extracted_with": extracted_with, **arguments}
     return run_stage("clean", out=out, options=options, jobs=jobs, work=clean_file, workers=workers)
 

@@ -44,7 +44,7 @@ def examples(
     for another vocabulary than the official one unless `own_vocabulary`, and if the disk is too small.
     """
     out = Path(out)
-    sources = [source.path for source in find_sources(inputs)]
+    sources = [source.path for source in find_sources(inputs, out=out)]
     settings = example_settings(
         vocabulary, options=options, own_vocabulary=own_vocabulary, allow_long_lines=allow_long_lines
     )

@@ -44,7 +44,7 @@ def gather(
     `block_size` is in MiB. Facts of a part: files, and raw_bytes and sized_by ("text" if the raw size of any of its
     files is unknown). Raises UserError if a file is not UTF-8, or for a block size or number of parts that cannot be.
     """
-    paths = [source.path for source in find_sources(inputs)]
+    paths = [source.path for source in find_sources(inputs, out=out)]
     sizes = list(raw_sizes(paths))
     if num_parts is None:
         parts = pack([size["raw_bytes"] for size in sizes], block_size=block_bytes(block_size))

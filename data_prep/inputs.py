@@ -26,16 +26,20 @@ class Source:
     name: str  # posix path below the folder that all sources share, the same on every machine
 
 
-def find_sources(patterns: Sequence[str | Path]) -> list[Source]:
+def find_sources(patterns: Sequence[str | Path], *, out: str | Path | None = None) -> list[Source]:
     """The files that `patterns` name, each once, sorted by their path as text (the order the reference works in).
 
     A pattern is a file, a folder (all files below it, but manifests and names that begin with a dot) or a glob pattern
     ("text/*/wiki_??"; manifests do not match). Raises UserError for a pattern without a match, a match that is no file,
     a file that is empty (unless its manifest says so: all its articles were withheld), a folder with some of a numbered
-    set or of the files of its manifest, the result of a step that is not finished, and training together with
-    evaluation text.
+    set or of the files of its manifest, the result of a step that is not finished, training together with evaluation
+    text, and a folder that the folder to write, `out`, lies in.
     """
-    found = sorted({path for pattern in patterns for path in _matches(str(pattern))})
+    for pattern in patterns:
+        if out is not None and os.path.isdir(pattern):
+            _check_outside(str(pattern), out)
+    named = {os.path.abspath(path): path for pattern in patterns for path in _matches(str(pattern))}
+    found = sorted(named.values())
     absolute = [os.path.abspath(path) for path in found]
     _check_not_empty(absolute)
     for folder in sorted(set().union(*map(_above, absolute))):
@@ -117,6 +121,13 @@ def _check_complete(folder: str, paths: Sequence[str]) -> None:
                 f"the folder {below} holds {len(found)} parts of a set of {total}, {wrong} (they count from 0); put "
                 "this right, or give a glob pattern that matches the wanted ones."
             )
+
+
+def _check_outside(folder: str, out: str | Path) -> None:
+    if os.path.realpath(folder) in {os.path.realpath(out), *_above(os.path.realpath(out))}:
+        raise UserError(
+            f"{out} lies inside the input folder {folder}, of which it would become a part; give another --out."
+        )
 
 
 def _check_not_empty(paths: Sequence[str]) -> None:

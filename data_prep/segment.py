@@ -39,7 +39,7 @@ def segment(
     UTF-8 or still has the frame of the extractor, or if the splitter is not installed.
     """
     _splitter()  # missing: say so before any work
-    sources = find_sources(inputs)
+    sources = find_sources(inputs, out=out)
     sizes = raw_sizes([source.path for source in sources])
     options = {"reference_faults": reference_faults}
     jobs = [Job((source.path,), (source.name,), options | size) for source, size in zip(sources, sizes, strict=True)]

@@ -55,7 +55,7 @@ def split(
             f"{num_eval_articles} evaluation articles cannot be withheld, expected 0 to {_MOST_ARTICLES:,}; give "
             "another number."
         )
-    sources = find_sources(inputs)
+    sources = find_sources(inputs, out=out)
     options = {"num_eval_articles": num_eval_articles, "seed": seed, "reference_faults": reference_faults}
     jobs = [
         Job(

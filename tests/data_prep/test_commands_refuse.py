@@ -162,6 +162,9 @@ def test_another_vocabulary(refuse: Refuse, folder: Path) -> None:
     result = prep(folder, *command("examples"))
     assert result.returncode == 0, result.stderr
     assert json.loads(Path("out/manifest.json").read_text())["options"]["vocabulary_md5"] == md5
+    with open("vocab.txt", "a") as file:
+        file.write("another\n")
+    assert "out holds the result of another request" in refuse(*command("examples"))
     Path("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
     assert "lacks [MASK] among its 5 lines" in refuse(*command("examples", out="other"))
     Path("vocab.txt").write_bytes(b"[PAD]\n\xff\n")
@@ -180,6 +183,14 @@ def test_output_that_exists(refuse: Refuse, folder: Path, step: str) -> None:
     )
     assert "file is a file, expected a folder to write to; give another --out" in refuse(*command(step, out="file"))
     assert "cannot be written: [Errno 20] Not a directory" in refuse(*command(step, out="file/below"))
+
+
+@pytest.mark.parametrize("step", ["clean", "segment", "split", "gather", "examples", "subset"])
+def test_output_inside_the_input(refuse: Refuse, folder: Path, step: str) -> None:
+    source = STEPS[step][1].split("/")[0]
+    for out in (f"{source}/out", f"{source}/more/out", source, f"{folder}/{source}/out"):
+        message = refuse(*command(step, source=source, out=out))
+        assert f"{out} lies inside the input folder {source}" in message and "give another --out" in message
 
 
 @pytest.mark.parametrize("step", STEPS)
