@@ -41,8 +41,12 @@ class LayoutWriter(ABC):
     def __enter__(self) -> Self:
         if self.path.exists():
             raise UserError(f"{self.path} exists already and is not overwritten; remove it or write to another folder.")
-        with self._failures():
-            self._open()
+        try:
+            with self._failures():
+                self._open()
+        except UserError:
+            self.path.unlink(missing_ok=True)
+            raise
         return self
 
     def write(self, samples: Samples) -> None:

@@ -12,6 +12,7 @@ from bert_mlperf.data.published import FIXED, PACKED, ROWS, TFRECORD, VARIABLE
 from bert_mlperf.data.samples import Samples, offsets_of
 from bert_mlperf.data_prep.layout_writer import LayoutWriter, append_ragged, append_rows, padded
 from bert_mlperf.data_prep.packing import pack
+from bert_mlperf.data_prep.sturdy_file import SturdyFile
 from bert_mlperf.data_prep.tfrecord_writer import example_messages, frames
 
 _CHUNK = 256  # rows of a dataset that are stored together
@@ -29,11 +30,19 @@ _RAGGED = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids")
 
 
 class _HdfWriter(LayoutWriter):
+    def write(self, samples: Samples) -> None:
+        super().write(samples)
+        with self._failures():
+            self._disk.check()
+
     def _open(self) -> None:
-        self._file = h5py.File(self.path, "x", locking=False)
+        self._disk = SturdyFile(self.path)
+        self._file = h5py.File(self.path, "w", driver="fileobj", fileobj=self._disk)
 
     def _close(self) -> None:
         self._file.close()
+        self._disk.close()
+        self._disk.check()
 
     def _create(self, name: str, *, ragged: bool = False, width: int | None = None) -> None:
         dtype = h5py.vlen_dtype(np.dtype(_TYPES[name])) if ragged else np.dtype(_TYPES[name])
@@ -143,6 +152,7 @@ class PackedWriter(_HdfWriter):
             spilled = Samples(ids, segments, offsets, positions, masked_ids, masked_offsets, labels)
             taken = spilled.take(np.array([sample for row in members for sample in row]))
             self._append_rows(taken, np.array([len(row) for row in members]))
+            self._disk.check()
         self.num_rows = len(rows)
 
     def _mapped(self, name: str) -> np.ndarray:
@@ -168,8 +178,8 @@ class PackedWriter(_HdfWriter):
             append_ragged(self._file[name], values, offsets)
 
     def _close(self) -> None:
-        self._files.close()
-        super()._close()
+        with self._files:
+            super()._close()
 
 
 class TfrecordWriter(LayoutWriter):
