@@ -9,7 +9,7 @@ from bert_mlperf.data.parts import MappedPart, find_shards, open_part
 from bert_mlperf.data.published import FIXED, PACKED, TFRECORD, VARIABLE, detect_layout
 from bert_mlperf.data.samples import Samples
 from bert_mlperf.data.shard_file import LAYOUT, ShardWriter
-from bert_mlperf.data_prep.inputs import find_sources
+from bert_mlperf.data_prep.inputs import MANIFEST, find_sources
 from bert_mlperf.data_prep.layouts import WRITERS, PackedWriter
 from bert_mlperf.data_prep.pool import Progress
 from bert_mlperf.data_prep.stage import Job, run_stage
@@ -52,12 +52,12 @@ def convert(
 
 
 def _files(inputs: Sequence[str | Path]) -> list[Path]:
-    """The files of `inputs`; a folder stands for its shards, which are all there if they are numbered."""
+    """The files of `inputs` but manifests; a folder stands for its shards, which are all there if they are numbered."""
     found: list[Path] = []
     for given in inputs:
         path = Path(given)
         found += find_shards(path) if path.is_dir() else [source.path for source in find_sources([given])]
-    return list(dict.fromkeys(found))
+    return [path for path in dict.fromkeys(found) if path.name != MANIFEST]
 
 
 def _readable_layout(path: Path, to: str) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from bert_mlperf.data.parts import Part, open_parts
+from bert_mlperf.data.parts import MappedPart, Part, open_parts
 from bert_mlperf.data.samples import Samples
 from bert_mlperf.data_prep.fingerprint import (
     OFFICIAL_EVAL_INPUT_IDS_MD5,
@@ -56,6 +56,8 @@ def inspect(path: str | Path, *, sample: int | None = None, vocab: Path | None =
 
 def _chunks(parts: list[Part]) -> Iterator[Samples]:
     for part in parts:
+        if isinstance(part, MappedPart):
+            part.check_digest()
         done = 0
         for chunk in part.chunks():
             longest, highest = int(chunk.lengths.max(initial=1)), int(chunk.input_ids.max(initial=0))

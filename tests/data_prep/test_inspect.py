@@ -203,6 +203,15 @@ class TestRefusals:
         sentence = refusal(capsys, "inspect", tmp_path / "a.hdf5")
         assert "5 of 10 rows are damaged (the first is row 1 of 0 tokens)" in sentence
 
+    def test_a_shard_whose_content_changed(
+        self, tmp_path: Path, samples: Samples, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = write_layout(tmp_path / "a.hdf5", samples, "shards")
+        content = path.read_bytes()
+        at = content.index(samples.input_ids[3:40].tobytes())
+        path.write_bytes(content[:at] + b"\x07" + content[at + 1 :])
+        assert f"{path}: the content does not match its sha256" in refusal(capsys, "inspect", path)
+
     def test_a_segment_id_that_is_none(
         self, tmp_path: Path, samples: Samples, capsys: pytest.CaptureFixture[str]
     ) -> None:
