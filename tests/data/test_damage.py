@@ -50,7 +50,7 @@ def test_bytes_changed_anywhere(tmp_path: Path, layout: str) -> None:
             damaged[at] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
         outcomes.append(outcome(path))
-        assert outcomes[-1] == "read" or outcomes[-1].startswith(str(path)) and "\n" not in outcomes[-1]
+        assert outcomes[-1] == "read" or (outcomes[-1].startswith(str(path)) and "\n" not in outcomes[-1])
     refused = sum(found != "read" for found in outcomes)
     assert refused == 200 if layout == "TFRecord" else 50 < refused < 200
 
