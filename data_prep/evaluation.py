@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_mlperf.data.shard_file import map_samples, read_header
 from bert_mlperf.data_prep.examples import ExampleOptions
-from bert_mlperf.data_prep.examples_command import example_settings
+from bert_mlperf.data_prep.examples_command import example_settings, same_vocabulary
 from bert_mlperf.data_prep.fingerprint import (
     OFFICIAL_EVAL_INPUT_IDS_MD5,
     fingerprint,
@@ -60,6 +60,7 @@ def eval_examples(
             allow_long_lines=allow_long_lines,
         ),
         workers=1,
+        finish=lambda *_: same_vocabulary(vocabulary, settings),
     )
     _print_fingerprints(manifest["outputs"][0]["facts"])
     return manifest

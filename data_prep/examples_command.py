@@ -76,7 +76,7 @@ def examples(
         jobs=jobs,
         work=functools.partial(_write_shard, **bound),
         workers=workers,
-        finish=lambda _, facts: _totals(facts) | summary,
+        finish=lambda _, facts: same_vocabulary(vocabulary, settings) | _totals(facts) | summary,
     )
 
 
@@ -98,6 +98,16 @@ def example_settings(
         "vocabulary_size": size,
         "allow_long_lines": allow_long_lines,
     }
+
+
+def same_vocabulary(vocabulary: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Nothing for the summary of a manifest; UserError if the vocabulary was changed since `example_settings`."""
+    if md5_of(vocabulary) != settings["vocabulary_md5"]:
+        raise UserError(
+            f"the vocabulary {vocabulary} changed while examples were made with it (its md5 was "
+            f"{settings['vocabulary_md5']}); remove the folder of the examples and run the command again."
+        )
+    return {}
 
 
 def _write_shard(job: Job, targets: tuple[Path, ...], progress: Progress, **bound: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 
 from bert_mlperf.data.samples import Samples, offsets_of
 from bert_mlperf.data.shard_file import map_samples, read_header
-from bert_mlperf.data_prep import bench, native, part_examples
+from bert_mlperf.data_prep import bench, evaluation, examples_command, native, part_examples
 from bert_mlperf.data_prep.evaluation import eval_examples, picked
 from bert_mlperf.data_prep.examples import ExampleOptions, make_examples
 from bert_mlperf.data_prep.fingerprint import fingerprint
 from bert_mlperf.data_prep.native import ExampleMaker, FlatExamples, FlatText, Gatherer
 from bert_mlperf.data_prep.part_examples import count_examples, write_part_examples
+from bert_mlperf.data_prep.stage import run_stage
 from bert_mlperf.data_prep.wordpiece import (
     CLS,
     SEP,
@@ -210,6 +212,27 @@ def test_evaluation_samples(stored_text: tuple[Path, Path], tmp_path: Path, caps
     with pytest.raises(UserError, match=f"gives {every.num_samples:,} examples, expected at least 100,000"):
         eval_examples(text, out=tmp_path / "many", num_samples=100_000, **bound)
     assert not list((tmp_path / "many").glob("*.hdf5"))
+
+
+@pytest.mark.parametrize("step", ["examples", "eval"])
+def test_a_vocabulary_that_changes_meanwhile(
+    stored_text: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    text, vocabulary = stored_text
+    module = examples_command if step == "examples" else evaluation
+
+    def run_later(*arguments: Any, **options: Any) -> Any:
+        vocabulary.write_bytes(vocabulary.read_bytes() + b"another\n")
+        return run_stage(*arguments, **options)
+
+    monkeypatch.setattr(module, "run_stage", run_later)
+    bound = {"vocabulary": vocabulary, "options": STORED_OPTIONS, "own_vocabulary": True, "out": tmp_path / "out"}
+    with pytest.raises(UserError, match=f"vocabulary {vocabulary} changed while examples were made with it"):
+        if step == "examples":
+            examples_command.examples([text], **bound)
+        else:
+            eval_examples(text, num_samples=5, **bound)
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_picks_in_float64() -> None:
