@@ -15,7 +15,7 @@ ALLOWED = {
     "kernels": {"kernels"},
     "model": {"errors", "config", "data", "kernels", "model"},
     "optim": {"errors", "config", "optim"},
-    "comm": {"errors", "comm"},
+    "comm": {"errors", "optim", "comm"},
     "checkpoint": {"errors", "config", "model", "checkpoint"},
     "mlperf": {"errors", "config", "mlperf"},
     "report": {"errors", "config", "report"},

@@ -1,39 +1,87 @@
-"""What ranks say to each other, behind one small interface: sums only, scaled by nobody.
+"""How gradients are summed over the ranks and new weights handed out: the strategies behind `run.reduction`.
 
-The gradients that arrive here are already divided by counts of the global batch, so their sum over the ranks is the
-gradient of the global batch.
+Legend: W ranks, S ranks of a shard group, R = W / S replicas, P elements of a bucket in bytes on the wire.
+
+    flat          reduce-scatter over all ranks (S = W); gather over all ranks
+    node          all-reduce over all ranks, each keeps its part; gather inside the shard group
+    hierarchical  reduce-scatter inside the shard group, all-reduce of the part over the replicas; gather inside
+
+Sums only: gradients arrive divided by counts of the global batch. What is sent has the wire dtype, what is added up
+here is fp32 in the order of the ranks. gloo's own reduce-scatter sends as much as its all-reduce; exchanging parts and
+adding them up here sends half of that.
 """
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bert_mlperf.comm.topology import Groups, Topology
 
-class FlatReduction:
-    """One all-reduce over all ranks (the `flat` strategy). With one rank nothing is sent and no group is needed."""
+STRATEGIES = ("flat", "node", "hierarchical")
+WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-    def __init__(self, *, rank: int, world_size: int) -> None:
-        self.rank = rank
-        self.world_size = world_size
+# torch 2.13 renamed them and warns of the old names
+_all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
-    def sum(self, buffer: Tensor) -> None:
-        """Replaces `buffer` (any dtype the backend can add) by its sum over the ranks, in place."""
-        if self.world_size > 1:
-            dist.all_reduce(buffer, op=dist.ReduceOp.SUM)
 
-    def broadcast(self, buffer: Tensor) -> None:
-        """Replaces `buffer` by that of rank 0, in place."""
-        if self.world_size > 1:
-            dist.broadcast(buffer, src=0)
+class Reduction:
+    """One strategy on the communicators of one lane. With one rank nothing is sent."""
 
-    def equal_everywhere(self, buffer: Tensor) -> bool:
-        """True if all ranks hold the same bits in `buffer`."""
-        if self.world_size == 1:
-            return True
-        bits = buffer.view(torch.int16 if buffer.element_size() == 2 else torch.int32).long()
-        weights = torch.arange(bits.numel(), device=bits.device) % 65521 + 1
-        checksum = torch.stack([bits.sum(), (bits * weights).sum()])
-        low, high = checksum.clone(), checksum.clone()
-        dist.all_reduce(low, op=dist.ReduceOp.MIN)
-        dist.all_reduce(high, op=dist.ReduceOp.MAX)
-        return torch.equal(low, high)
+    def __init__(self, topology: Topology, groups: Groups, *, strategy: str) -> None:
+        assert strategy in STRATEGIES
+        assert strategy != "flat" or topology.num_replicas == 1, "flat shards over all ranks"
+        self.topology = topology
+        self.strategy = strategy
+        self._groups = groups
+
+    def reduce(self, bucket: Tensor, part: Tensor) -> None:
+        """`part` (fp32 [size / S]) becomes this rank's part of the sum of all ranks' `bucket` (wire dtype [size], maybe
+        overwritten)."""
+        if self.strategy == "node":
+            _all_reduce(bucket, self._groups.world)
+            _copy(part, bucket.view(self.topology.shard_group_size, -1)[self.topology.shard])
+            return
+        _reduce_scatter(bucket, part, self._groups.shard)
+        if self.topology.num_replicas > 1:
+            wire = part.to(bucket.dtype)  # the same storage for an fp32 wire
+            _all_reduce(wire, self._groups.replica)
+            _copy(part, wire)
+
+    def gather(self, part: Tensor, bucket: Tensor) -> None:
+        """`bucket` [size] becomes the parts of all ranks of the shard group, `part` [size / S] this rank's one."""
+        if self._groups.shard is None:
+            _copy(bucket, part)
+        else:
+            _all_gather_single(bucket, part, group=self._groups.shard)
+
+    def sum_over_shards(self, values: Tensor) -> None:
+        """Replaces `values` by their sum over the shard group."""
+        _all_reduce(values, self._groups.shard)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """One shard in fp32 has both in the same storage."""
+    if target.data_ptr() != source.data_ptr():
+        target.copy_(source)
+
+
+def _all_reduce(values: Tensor, group: dist.ProcessGroup | None) -> None:
+    if group is not None:
+        dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
+
+
+def _reduce_scatter(bucket: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> None:
+    if group is None:
+        _copy(part, bucket)
+    elif dist.get_backend(group) == "nccl":
+        summed = torch.empty_like(bucket[: part.numel()])
+        _reduce_scatter_single(summed, bucket, op=dist.ReduceOp.SUM, group=group)
+        part.copy_(summed)
+    else:
+        received = torch.empty_like(bucket)
+        dist.all_to_all_single(received, bucket, group=group)
+        first, *others = received.view(-1, part.numel())
+        part.copy_(first)
+        for other in others:
+            part.add_(other)

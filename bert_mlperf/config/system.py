@@ -64,6 +64,18 @@ class Run(BaseModel):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to train; auto prefers cuda.")
     precision: Literal["fp32", "bf16"] = Field(default="bf16", description="Of weights and compute in a step.")
+    reduction: Literal["auto", "flat", "node", "hierarchical"] = Field(
+        default="auto", description="How gradients are summed over the ranks; auto decides by the nodes."
+    )
+    shard_group: Annotated[int, Field(ge=1)] | Literal["auto", "node", "world"] = Field(
+        default="auto",
+        description="Ranks that share one copy of the optimizer state; auto: world for flat, else node.",
+    )
+    wire: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="Of gradients on the wire; auto is the precision."
+    )
+    bucket_mib: float = Field(default=25.0, gt=0, le=1e6, description="Size of what is reduced at a time, in MiB.")
+    overlap: bool = Field(default=True, description="Whether ranks talk under backward and forward.")
     target_accuracy: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=rules.TARGET_ACCURACY,
         description="Masked-LM accuracy, as a share, at which a run ends; null trains to max_samples.",

@@ -41,6 +41,13 @@ class BertForPreTraining(nn.Module):
         self.masked_lm = MaskedLmHead(config)
         self.next_sentence = NextSentenceHead(config)
 
+    def units(self) -> dict[nn.Module, list[str]]:
+        """The parts of the model that are computed one after the other, in the order of forward, with the names of
+        their parameters; backward completes their gradients in the opposite order."""
+        parts = [self.embeddings, *self.encoder.layers, self.masked_lm, self.next_sentence]
+        names = {id(p): name for name, p in self.named_parameters()}
+        return {part: [names[id(p)] for p in part.parameters()] for part in parts}
+
     def logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Masked-LM logits [M, V] and next-sentence logits [B, 2] in the compute dtype."""
         x_QH = self.encoder(self.embeddings(batch), batch)

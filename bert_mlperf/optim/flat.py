@@ -1,7 +1,13 @@
-"""All parameters in one flat buffer, all gradients in another: one collective and one cast each.
+"""All parameters in one flat buffer, all gradients in another, and this rank's shard of the fp32 weights.
 
-bf16: the model computes with bf16 weights; fp32 master weights, and fp32 gradients that micro-batches are summed in,
-stand beside them. fp32: both pairs are the same buffer.
+    weights        compute dtype   [size]         what the model reads: its parameters are views
+    gradients      compute dtype   [size]         what backward adds to
+    accumulated    fp32            [size]         sum over micro-batches; only where the compute dtype is not fp32 and a
+                                                  step has several
+    shard_weights  fp32            [size / S]     what the optimizer updates
+    reduced        fp32            [size / S]     the shard's part of the gradient summed over all ranks
+
+With one shard and fp32 the shard is the whole, and both pairs are the same storage.
 """
 
 from collections.abc import Mapping
@@ -9,26 +15,30 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+from bert_mlperf.optim.layout import Bucket, FlatLayout
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class FlatParameters:
-    """Owns the storage of a model's weights and gradients; `model.parameters()` become views of it.
+class FlatBuffers:
+    """Owns the storage of a model's weights and gradients (1-dimensional tensors, see the top of this file)."""
 
-    Attributes (1-dimensional, one element per weight):
-        weights: compute dtype, what the model reads.
-        gradients: compute dtype, what backward adds to.
-        master_weights: fp32, what the optimizer updates.
-        master_gradients: fp32, sum over the micro-batches of this rank, later over all ranks.
-    """
-
-    def __init__(self, model: nn.Module, *, precision: str) -> None:
+    def __init__(
+        self, model: nn.Module, layout: FlatLayout, *, shard: int = 0, precision: str, accumulation_steps: int = 1
+    ) -> None:
         parameters = dict(model.named_parameters())
-        self.shapes = {name: p.shape for name, p in parameters.items()}
-        self.master_weights = torch.cat([p.detach().float().flatten() for p in parameters.values()])
-        self.weights = self.master_weights.to(DTYPES[precision])  # the same buffer for fp32
+        self.layout, self.shard = layout, shard
+        device = next(iter(parameters.values())).device
+        dtype = DTYPES[precision]
+        self.weights = torch.zeros(layout.size, dtype=dtype, device=device)
         self.gradients = torch.zeros_like(self.weights)
-        self.master_gradients = self.gradients if precision == "fp32" else torch.zeros_like(self.master_weights)
+        self.accumulated = None
+        if dtype != torch.float32 and accumulation_steps > 1:
+            self.accumulated = torch.zeros(layout.size, dtype=torch.float32, device=device)
+        is_whole = layout.num_shards == 1 and dtype == torch.float32
+        self.shard_weights = self.weights if is_whole else torch.zeros(layout.shard_size, device=device)
+        self.reduced = self.gradients if is_whole else torch.zeros(layout.shard_size, device=device)
+        self.load({name: p.detach().float() for name, p in parameters.items()})
         weights, gradients = self.split(self.weights), self.split(self.gradients)
         for name, parameter in parameters.items():
             parameter.data = weights[name]
@@ -36,26 +46,32 @@ class FlatParameters:
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat buffer by parameter name, in each parameter's shape."""
-        pieces = flat.split([shape.numel() for shape in self.shapes.values()])
-        return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
+        return {slot.name: flat[slot.start : slot.end].view(slot.shape) for slot in self.layout.slots.values()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Fills weights and shard from fp32 tensors by parameter name."""
+        for name, slot in self.layout.slots.items():
+            values = tensors[name].reshape(-1)
+            self.weights[slot.start : slot.end].copy_(values)
+            for piece in self.layout.pieces(slot.start, slot.end, self.shard):
+                here = slice(piece.start - slot.start, piece.end - slot.start)
+                self.shard_weights[piece.shard_start : piece.shard_end].copy_(values[here])
 
     def zero_gradients(self) -> None:
         self.gradients.zero_()
-        self.master_gradients.zero_()
+        if self.accumulated is not None:
+            self.accumulated.zero_()
 
     def accumulate(self) -> None:
-        """Adds what backward left in the bf16 gradients to the fp32 sum and clears it; nothing to do in fp32."""
-        if self.gradients is not self.master_gradients:
-            self.master_gradients.add_(self.gradients)
+        """Adds what backward left in low-precision gradients to the fp32 sum and clears it; the last micro-batch of a
+        step is added bucket by bucket, see `on_the_wire`."""
+        if self.accumulated is not None:
+            self.accumulated.add_(self.gradients)
             self.gradients.zero_()
 
-    def publish(self) -> None:
-        """Rounds the master weights to what the model reads; nothing to do in fp32."""
-        if self.weights is not self.master_weights:
-            self.weights.copy_(self.master_weights)
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Fills the master weights from fp32 tensors by parameter name and publishes them."""
-        for name, view in self.split(self.master_weights).items():
-            view.copy_(tensors[name])
-        self.publish()
+    def on_the_wire(self, bucket: Bucket, dtype: torch.dtype) -> Tensor:
+        """The bucket's gradient of this rank in `dtype`; the storage may be overwritten."""
+        gradient = self.gradients[bucket.start : bucket.end]
+        if self.accumulated is not None:
+            gradient = self.accumulated[bucket.start : bucket.end].add_(gradient)
+        return gradient.to(dtype)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.comm.control import Control
 from bert_mlperf.model.batch import Batch
 from bert_mlperf.model.bert import BertForPreTraining
 
@@ -23,9 +23,7 @@ class Accuracy:
 
 
 @torch.no_grad()
-def evaluate(
-    model: BertForPreTraining, batches: Iterable[Batch], reduction: FlatReduction, device: torch.device
-) -> Accuracy:
+def evaluate(model: BertForPreTraining, batches: Iterable[Batch], control: Control, device: torch.device) -> Accuracy:
     """Accuracy over the batches of all ranks. Leaves the model's training flag and the random state as they were.
 
     A rank may have no batch at all. Raises ValueError if no rank has a masked token.
@@ -37,7 +35,7 @@ def evaluate(
         counts_2[0] += model.count_correct(batch.to(device))
         counts_2[1] += batch.num_masked
     model.train(was_training)
-    reduction.sum(counts_2)
+    control.sum(counts_2)
     correct, total = counts_2.tolist()
     if total == 0:
         raise ValueError("the evaluation set has no masked token: an accuracy cannot be computed")

@@ -54,7 +54,7 @@ class Interval:
             "loss": masked_lm + next_sentence,
             "mlm_loss": masked_lm,
             "nsp_loss": next_sentence,
-            "learning_rate": result.learning_rate,
+            "learning_rate": float(result.learning_rate),
             "grad_norm": float(result.gradient_norm),
             "samples_per_s": self.samples / seconds,
             "tokens_per_s": self.tokens / seconds,
@@ -108,7 +108,7 @@ class TrainLoop:
     def evaluate(self) -> Accuracy:
         samples = self.state.samples
         self.log.eval_start(samples)
-        accuracy = evaluate(self.state.model, self.evaluation, self.state.reduction, self.state.device)
+        accuracy = evaluate(self.state.model, self.evaluation, self.state.control, self.state.device)
         self.log.eval_stop(samples)
         self.log.eval_accuracy(accuracy.value, samples)
         self.metrics.evaluation(
@@ -120,7 +120,7 @@ class TrainLoop:
 
 def peak_over_ranks(state: TrainState, value: float) -> float:
     """The largest `value` over all ranks."""
-    values = torch.zeros(state.reduction.world_size, dtype=torch.float64, device=state.device)
-    values[state.reduction.rank] = value
-    state.reduction.sum(values)
+    values = torch.zeros(state.control.world_size, dtype=torch.float64, device=state.device)
+    values[state.control.rank] = value
+    state.control.sum(values)
     return float(values.max())

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from bert_mlperf.checkpoint.store import save_weights
+from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.process_group import RankInfo, open_process_group
-from bert_mlperf.comm.reduction import FlatReduction
 from bert_mlperf.config.system import System
 from bert_mlperf.errors import UserError
 from bert_mlperf.mlperf.log import MlperfLog
@@ -42,9 +42,10 @@ def run_rank(context: RunContext, info: RankInfo, log: MlperfLog) -> None:
     seconds = time.perf_counter() - started
     memory = peak_over_ranks(state, setup.peak_memory_gib())
     report_end(outcome, seconds, memory, target=system.run.target_accuracy, info=info)
-    if context.save_dir is not None and info.rank == 0:
-        path = save_weights(Path(context.save_dir), system.run.model, state.flat.split(state.flat.master_weights))
-        say(info, f"weights  {path}")
+    if context.save_dir is not None:
+        weights = state.weights.in_fp32()
+        if info.rank == 0:
+            say(info, f"weights  {save_weights(Path(context.save_dir), system.run.model, weights)}")
 
 
 def initialise(context: RunContext, system: System, info: RankInfo, log: MlperfLog) -> tuple[TrainState, int]:
@@ -53,18 +54,18 @@ def initialise(context: RunContext, system: System, info: RankInfo, log: MlperfL
     run, started = system.run, time.perf_counter()
     device = setup.pick_device(run, info, threads=context.threads_per_rank)
     open_process_group(info, device, timeout_s=run.timeout_s)
-    reduction = FlatReduction(rank=info.rank, world_size=info.world_size)
-    seed = setup.shared_seed(context.seed, reduction, device)
-    for node, done in enumerate(setup.flag_of_each_node(context.cache_cleared, run, info, reduction, device)):
+    control = Control(rank=info.rank, world_size=info.world_size)
+    seed = setup.shared_seed(context.seed, control, device)
+    for node, done in enumerate(setup.flag_of_each_node(context.cache_cleared, run, info, control, device)):
         if node > 0:  # that of node 0 was logged first of all
             log.cache_clear(done=done, reason=f"as node {node} told")
     log.submission(system)
     log.hyperparameters(run, seed)
-    state = setup.build_state(run, reduction, device, seed=seed, checkpoint=context.checkpoint)
+    state = setup.build_state(run, control, device, seed=seed, checkpoint=context.checkpoint)
     log.weights_initialization([spec.name for spec in tensor_specs(run.model)])
     built = time.perf_counter()
     setup.warm_up(state, run)
-    reduction.sum(torch.zeros(1, device=device))  # the clock starts when every rank is ready
+    control.sum(torch.zeros(1, device=device))  # the clock starts when every rank is ready
     ready = time.perf_counter()
     say(info, f"init     {ready - started:.1f} s (build {built - started:.1f}, warm-up {ready - built:.1f})")
     return state, seed

@@ -1,5 +1,6 @@
 """Builds what a run needs: device, state, warm-up, data. Each builder is called once, by `train.run`."""
 
+import math
 import resource
 from pathlib import Path
 
@@ -7,17 +8,23 @@ import numpy as np
 import torch
 
 from bert_mlperf.checkpoint.store import load_weights
+from bert_mlperf.comm.control import Control
+from bert_mlperf.comm.lanes import Lane
+from bert_mlperf.comm.overlap import GradientReduction, WeightGather
 from bert_mlperf.comm.process_group import RankInfo
-from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.comm.reduction import WIRE_DTYPES, Reduction
+from bert_mlperf.comm.topology import Topology, open_groups
+from bert_mlperf.config.sharding import ShardingPlan, sharding_plan
 from bert_mlperf.config.system import Run
 from bert_mlperf.data.loader import Loader, StepSamples, evaluation_samples
 from bert_mlperf.data.samples import Samples
 from bert_mlperf.data.shards import ShardSet
 from bert_mlperf.model.batch import Batch, make_batch
-from bert_mlperf.model.bert import build_model
-from bert_mlperf.model.tensors import tensor_specs
-from bert_mlperf.optim.flat import FlatParameters
-from bert_mlperf.optim.lamb import Lamb, LambTensor
+from bert_mlperf.model.bert import BertForPreTraining, build_model
+from bert_mlperf.model.tensors import TensorSpec, tensor_specs
+from bert_mlperf.optim.flat import FlatBuffers
+from bert_mlperf.optim.layout import FlatLayout, make_layout
+from bert_mlperf.optim.sharded_lamb import ShardedLamb, TensorRange
 from bert_mlperf.train.step import TrainState, train_step
 
 
@@ -31,21 +38,19 @@ def pick_device(run: Run, info: RankInfo, *, threads: int) -> torch.device:
     return torch.device("cuda", info.local_rank)
 
 
-def shared_seed(seed: int, reduction: FlatReduction, device: torch.device) -> int:
+def shared_seed(seed: int, control: Control, device: torch.device) -> int:
     """The seed of rank 0, on every rank."""
     seed_1 = torch.tensor([seed], dtype=torch.int64, device=device)
-    reduction.broadcast(seed_1)
+    control.broadcast(seed_1)
     return int(seed_1.item())
 
 
-def flag_of_each_node(
-    value: bool, run: Run, info: RankInfo, reduction: FlatReduction, device: torch.device
-) -> list[bool]:
+def flag_of_each_node(value: bool, run: Run, info: RankInfo, control: Control, device: torch.device) -> list[bool]:
     """`value` as the first rank of each node has it, in the order of the nodes; the same list on every rank."""
     flags = torch.zeros(info.world_size // run.ranks_per_node, dtype=torch.int64, device=device)
     if info.rank % run.ranks_per_node == 0:
         flags[info.rank // run.ranks_per_node] = value
-    reduction.sum(flags)
+    control.sum(flags)
     return [bool(flag) for flag in flags.tolist()]
 
 
@@ -55,22 +60,66 @@ def derived_seed(seed: int, purpose: str, rank: int = 0) -> int:
     return int(words[0] >> np.uint64(1))
 
 
-def build_state(
-    run: Run, reduction: FlatReduction, device: torch.device, *, seed: int, checkpoint: str | None
+def build_state(run: Run, control: Control, device: torch.device, *, seed: int, checkpoint: str | None) -> TrainState:
+    """Model, flat buffers, shards and optimizer; weights drawn or from the checkpoint (rank 0 reads it), equal on all
+    ranks. Moments and step start at zero whatever the checkpoint holds."""
+    plan = sharding_plan(run, world_size=control.world_size)
+    model = build_model(run.model, seed=derived_seed(seed, "weights"))
+    if checkpoint is not None and control.rank == 0:
+        model.load_state_dict(load_weights(Path(checkpoint), run.model), strict=True)
+    model = model.to(device)
+    for parameter in model.parameters():
+        control.broadcast(parameter.data)
+    torch.manual_seed(derived_seed(seed, "dropout", control.rank))
+    return shard_state(model, run, plan, control, device)
+
+
+def shard_state(
+    model: BertForPreTraining, run: Run, plan: ShardingPlan, control: Control, device: torch.device
 ) -> TrainState:
-    """Model, flat buffers and optimizer; weights drawn or from the checkpoint (rank 0 reads it), equal on all ranks.
-    Moments and step start at zero whatever the checkpoint holds."""
-    config = run.model
-    model = build_model(config, seed=derived_seed(seed, "weights")).to(device)
-    flat = FlatParameters(model, precision=run.precision)
-    if checkpoint is not None and reduction.rank == 0:
-        flat.load(load_weights(Path(checkpoint), config))
-    reduction.broadcast(flat.master_weights)
-    flat.publish()
-    weights, gradients = flat.split(flat.master_weights), flat.split(flat.master_gradients)
-    tensors = [LambTensor(s.name, s.of(weights), s.of(gradients), s.adapted) for s in tensor_specs(config)]
-    torch.manual_seed(derived_seed(seed, "dropout", reduction.rank))
-    return TrainState(model, flat, Lamb(tensors, run.recipe), reduction, run.recipe, device)
+    """The state of a model (its fp32 weights are equal on all ranks) that trains as `plan` says."""
+    topology = Topology(control.rank, control.world_size, plan.shard_group_size)
+    specs = tensor_specs(run.model)
+    layout = make_layout(
+        {name: tuple(p.shape) for name, p in model.named_parameters()},
+        units=list(model.units().values())[::-1],
+        decayed=[spec.parameter for spec in specs if spec.adapted],
+        num_shards=plan.shard_group_size,
+        bucket_size=plan.bucket_size,
+    )
+    flat = FlatBuffers(
+        model,
+        layout,
+        shard=topology.shard,
+        precision=run.precision,
+        accumulation_steps=run.gradient_accumulation_steps,
+    )
+
+    def reduction() -> Reduction:
+        return Reduction(topology, open_groups(topology), strategy=plan.strategy)
+
+    optimizer = ShardedLamb(
+        layout,
+        [tensor_range(spec, layout) for spec in specs],
+        run.recipe,
+        shard=topology.shard,
+        weights=flat.shard_weights,
+        sum_over_shards=reduction().sum_over_shards,
+    )
+    lanes = [Lane(name, device, overlap=plan.overlap) for name in ("reduce", "gather")]
+    gradients = GradientReduction(flat, reduction(), lanes[0], wire_dtype=WIRE_DTYPES[plan.wire])
+    gradients.watch(dict(model.named_parameters()))
+    weights = WeightGather(flat, reduction(), lanes[1])
+    weights.watch(model.units())
+    return TrainState(model, flat, optimizer, gradients, weights, control, device)
+
+
+def tensor_range(spec: TensorSpec, layout: FlatLayout) -> TensorRange:
+    """Where a tensor of the reference lies in the flat buffer."""
+    slot = layout.slots[spec.parameter]
+    first, end = spec.rows or (0, slot.shape[0])
+    row = math.prod(slot.shape[1:])
+    return TensorRange(spec.name, slot.start + first * row, slot.start + end * row, spec.adapted)
 
 
 def synthetic_samples(num_samples: int, length: int, vocab_size: int) -> Samples:
@@ -92,7 +141,7 @@ def synthetic_samples(num_samples: int, length: int, vocab_size: int) -> Samples
 def warm_up(state: TrainState, run: Run) -> None:
     """One full step on synthetic samples with learning rate 0: weights, moments, counters and random state end as
     they were."""
-    config, world_size = run.model, state.reduction.world_size
+    config, world_size = run.model, state.control.world_size
     samples = synthetic_samples(run.micro_batch_size, config.max_position_embeddings, config.vocab_size)
     step = StepSamples(
         step=0,
@@ -101,14 +150,15 @@ def warm_up(state: TrainState, run: Run) -> None:
         global_masked=samples.num_masked * world_size,
         global_tokens=samples.num_tokens * world_size,
     )
-    recipe, state.recipe = state.recipe, state.recipe.model_copy(update={"base_learning_rate": 0.0})
+    optimizer = state.optimizer
+    recipe, optimizer.recipe = optimizer.recipe, optimizer.recipe.model_copy(update={"base_learning_rate": 0.0})
     devices = [state.device] if state.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         train_step(state, step)
     state.check_finite()
-    state.recipe = recipe
+    optimizer.recipe = recipe
     state.flat.zero_gradients()
-    state.optimizer.reset()
+    optimizer.reset()
     state.step, state.samples, state.last_norm = 0, 0, None
 
 

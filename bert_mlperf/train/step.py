@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert_mlperf.comm.reduction import FlatReduction
-from bert_mlperf.config.recipe import Recipe
+from bert_mlperf.comm.control import Control
+from bert_mlperf.comm.overlap import GradientReduction, WeightGather
 from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.model.batch import Batch
 from bert_mlperf.model.bert import MASKED_LM_EPSILON, BertForPreTraining
-from bert_mlperf.optim.flat import FlatParameters
-from bert_mlperf.optim.lamb import Lamb, clip_by_global_norm
-from bert_mlperf.optim.schedule import learning_rate
+from bert_mlperf.optim.flat import FlatBuffers
+from bert_mlperf.optim.sharded_lamb import ShardedLamb
 
 
 class NotFiniteError(RuntimeError):
@@ -25,12 +24,13 @@ class TrainState:
     """Everything a step reads and changes."""
 
     model: BertForPreTraining
-    flat: FlatParameters
-    optimizer: Lamb
-    reduction: FlatReduction
-    recipe: Recipe
+    flat: FlatBuffers
+    optimizer: ShardedLamb
+    gradients: GradientReduction
+    weights: WeightGather
+    control: Control
     device: torch.device
-    step: int = 0  # updates done; the learning rate of the next update is that of this step
+    step: int = 0  # steps done
     samples: int = 0  # samples of all ranks trained on so far
     last_norm: Tensor | None = None  # gradient norm of the last step, still on the device
 
@@ -39,10 +39,11 @@ class TrainState:
         waits for a step that is over; the weights are lost by then, the log and the error are not."""
         if self.last_norm is None or math.isfinite(self.last_norm.item()):
             return
-        bad = [t.name for t in self.optimizer.tensors if not torch.isfinite(t.gradient).all()]
+        bad = self.optimizer.not_finite(self.flat.reduced)
         raise NotFiniteError(
             f"the gradient of step {self.step - 1} is not finite (norm {self.last_norm.item()}, "
-            f"first in {bad[0] if bad else 'the norm itself'}): lower the learning rate or look at this step's data"
+            f"first in {bad[0] if bad else 'the shard of another rank'}): lower the learning rate or look at this "
+            "step's data"
         )
 
 
@@ -53,7 +54,7 @@ class StepResult:
     masked_lm_loss: Tensor  # of the global batch, before the update
     next_sentence_loss: Tensor
     gradient_norm: Tensor  # before clipping
-    learning_rate: float
+    learning_rate: Tensor
 
     @property
     def loss(self) -> Tensor:
@@ -70,26 +71,30 @@ def train_step(state: TrainState, step: StepSamples[Batch]) -> StepResult:
     state.model.train()
     state.flat.zero_gradients()
     sums_2 = torch.zeros(2, dtype=torch.float64, device=state.device)
-    for batch in step.micro_batches:
-        losses = state.model(batch.to(state.device))
-        losses.of_global_batch(step.global_masked, step.global_samples).backward()
+    *first, last = step.micro_batches
+    for batch in first:
+        sums_2 += forward_backward(state, batch, step)
         state.flat.accumulate()
-        sums_2 += torch.stack([losses.masked_lm_sum, losses.next_sentence_sum]).detach()
+    state.gradients.open()
+    sums_2 += forward_backward(state, last, step)
+    reduced = state.gradients.finish()
+    update = state.optimizer.step(reduced)
+    state.weights.start()
 
-    state.reduction.sum(state.flat.master_gradients)
-    state.reduction.sum(sums_2)
-    gradients = [tensor.gradient for tensor in state.optimizer.tensors]
-    norm = clip_by_global_norm(gradients, state.flat.master_gradients)
-
-    rate = learning_rate(state.step, state.recipe)
-    state.optimizer.step(rate)
-    state.flat.publish()
+    state.control.sum(sums_2)
     state.step += 1
     state.samples += step.global_samples
-    state.last_norm = norm
+    state.last_norm = update.gradient_norm
     return StepResult(
         masked_lm_loss=sums_2[0] / (step.global_masked + MASKED_LM_EPSILON),
         next_sentence_loss=sums_2[1] / step.global_samples,
-        gradient_norm=norm,
-        learning_rate=rate,
+        gradient_norm=update.gradient_norm,
+        learning_rate=update.learning_rate,
     )
+
+
+def forward_backward(state: TrainState, batch: Batch, step: StepSamples[Batch]) -> Tensor:
+    """Adds the gradients of one micro-batch; its sums of losses, [2]."""
+    losses = state.model(batch.to(state.device))
+    losses.of_global_batch(step.global_masked, step.global_samples).backward()
+    return torch.stack([losses.masked_lm_sum, losses.next_sentence_sum]).detach()

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from bert_mlperf.checkpoint.store import FILE_NAME, check_checkpoint, collect_weights, load_weights, save_weights
-from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.comm.control import Control
 from bert_mlperf.errors import UserError
 from bert_mlperf.model.bert import build_model
-from bert_mlperf.optim.flat import FlatParameters
 from bert_mlperf.train import setup
 from tests.checkpoint.checkpoints import (
     Reader,
@@ -50,8 +49,8 @@ def test_saved_weights_come_back_to_the_bit(tmp_path: Path):
 
 def test_the_file_holds_every_weight_once(tmp_path: Path):
     config = small_model(name="bert-wide-test", hidden_size=128, intermediate_size=512, vocab_size=1000)
-    flat = FlatParameters(build_model(config, seed=1), precision="fp32")
-    path = save_weights(tmp_path, config, flat.split(flat.master_weights))
+    model = build_model(config, seed=1)
+    path = save_weights(tmp_path, config, {name: p.detach() for name, p in model.named_parameters()})
     assert 4 * config.num_parameters < path.stat().st_size < 1.1 * 4 * config.num_parameters
 
 
@@ -145,11 +144,10 @@ def test_what_a_killed_save_left_does_not_matter(tmp_path: Path):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_starts_from_the_weights_with_moments_and_step_at_zero(tmp_path: Path, precision: str):
-    run, reduction = small_run(precision=precision), FlatReduction(rank=0, world_size=1)
-    state = setup.build_state(run, reduction, torch.device("cpu"), seed=3, checkpoint=str(save(tmp_path)))
-    masters = state.flat.master_weights
-    assert_same_bits(state.flat.split(masters), CONFIG, WEIGHTS)
+    run, control = small_run(precision=precision), Control(rank=0, world_size=1)
+    state = setup.build_state(run, control, torch.device("cpu"), seed=3, checkpoint=str(save(tmp_path)))
+    masters = state.flat.shard_weights
+    assert_same_bits(state.weights.in_fp32(), CONFIG, WEIGHTS)
     assert torch.equal(state.flat.weights, masters if precision == "fp32" else masters.bfloat16())
     assert (state.step, state.samples, state.optimizer.updates) == (0, 0, 0)
-    moments = state.optimizer.first_moments + state.optimizer.second_moments
-    assert len(moments) == 2 * 46 and not any(m.any() for m in moments)
+    assert not state.optimizer.first_moment.any() and not state.optimizer.second_moment.any()

@@ -12,7 +12,6 @@ from bert_mlperf.checkpoint.convert.tf1 import Tf1Reader
 from bert_mlperf.checkpoint.store import check_checkpoint, load_weights
 from bert_mlperf.model.batch import make_batch
 from bert_mlperf.model.bert import BertForPreTraining
-from bert_mlperf.optim.flat import FlatParameters
 from tests import golden
 from tests.checkpoint.checkpoints import Reader, assert_same_bits, both_readers, refusal, write_tf1
 
@@ -38,7 +37,7 @@ def with_optimizer_state(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 def loss_on_first_batch(weights: dict[str, torch.Tensor]) -> float:
     model = BertForPreTraining(CONFIG)
-    FlatParameters(model, precision="fp32").load(weights)
+    model.load_state_dict(weights)
     samples = golden.samples_from_padded({name: a[0] for name, a in golden.arrays("train10_batches").items()})
     with torch.no_grad():
         losses = model(make_batch(samples))

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.comm.control import Control
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "bert_mlperf.train.setup"])
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120) -> list[Any]:
-    """`function(reduction, *arguments)` on ranks 0..world_size-1; their results by rank. A rank that fails or hangs
+    """`function(control, *arguments)` on ranks 0..world_size-1; their results by rank. A rank that fails or hangs
     fails the caller. `function` must be importable."""
     results: Any = CONTEXT.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ def _rank(rank: int, world_size: int, store: str, results: Any, function: Callab
     try:
         if world_size > 1:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-        results.put((rank, function(FlatReduction(rank=rank, world_size=world_size), *arguments)))
+        results.put((rank, function(Control(rank=rank, world_size=world_size), *arguments)))
     except BaseException as error:
         results.put((rank, error))
     finally:

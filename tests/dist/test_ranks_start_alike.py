@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bert_mlperf.checkpoint.store import save_weights
-from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.comm.control import Control
 from bert_mlperf.model.batch import make_batch
 from bert_mlperf.model.bert import build_model
 from bert_mlperf.train import setup
@@ -17,10 +17,10 @@ from tests.train.small import small_model, small_run, uneven_samples
 CPU = torch.device("cpu")
 
 
-def loss_with_dropout(reduction: FlatReduction) -> tuple[float, float]:
+def loss_with_dropout(control: Control) -> tuple[float, float]:
     """The loss of one and the same batch, with dropout and without."""
     run = small_run(model=small_model(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1))
-    model = setup.build_state(run, reduction, CPU, seed=5, checkpoint=None).model
+    model = setup.build_state(run, control, CPU, seed=5, checkpoint=None).model
     batch = make_batch(uneven_samples(12, config=run.model))
     return model.train()(batch).masked_lm_sum.item(), model.eval()(batch).masked_lm_sum.item()
 
@@ -31,9 +31,11 @@ def test_ranks_have_the_same_weights_and_dropout_masks_of_their_own():
     assert len({with_dropout for with_dropout, _ in results}) == 3
 
 
-def weights_of_state(reduction: FlatReduction, path: Path, precision: str) -> tuple[np.ndarray, np.ndarray]:
-    state = setup.build_state(small_run(precision=precision), reduction, CPU, seed=5, checkpoint=str(path))
-    return state.flat.master_weights.numpy(), state.flat.weights.detach().float().numpy()
+def weights_of_state(control: Control, path: Path, precision: str) -> tuple[np.ndarray, np.ndarray]:
+    state = setup.build_state(small_run(precision=precision), control, CPU, seed=5, checkpoint=str(path))
+    masters, parameters = state.weights.in_fp32(), dict(state.model.named_parameters())
+    flat_masters = torch.cat([masters[name].flatten() for name in parameters])
+    return flat_masters.numpy(), torch.cat([p.detach().float().flatten() for p in parameters.values()]).numpy()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from bert_mlperf.comm.process_group import RankInfo
-from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.comm.control import Control
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.model.bert import Losses
 from bert_mlperf.optim.lamb import accurate_norm
 from bert_mlperf.train import setup
 from bert_mlperf.train.evaluate import evaluate
-from bert_mlperf.train.step import train_step
+from bert_mlperf.train.step import TrainState, train_step
 from tests.dist.ranks import run_ranks
 from tests.train.small import GLOBAL_BATCH, small_model, small_run, uneven_samples
 
@@ -29,18 +29,18 @@ def shard(tmp_path_factory) -> Path:
     return path
 
 
-def train_losses(reduction: FlatReduction, path: Path, accumulation: int, mean_of_means: bool = False) -> tuple:
+def train_losses(control: Control, path: Path, accumulation: int, mean_of_means: bool = False) -> tuple:
     """(losses and gradient norms of 20 steps, whether all ranks hold the same weights)."""
-    world = reduction.world_size
+    world = control.world_size
     run = small_run(ranks_per_node=world, gradient_accumulation_steps=accumulation)
-    state = setup.build_state(run, reduction, torch.device("cpu"), seed=5, checkpoint=None)
+    state = setup.build_state(run, control, torch.device("cpu"), seed=5, checkpoint=None)
     if mean_of_means:
         state.model.register_forward_hook(
             lambda model, inputs, losses: _mean_of_means(inputs[0], losses, world, accumulation)
         )
     losses, norms = [], []
     with setup.open_loader(
-        run, setup.open_shards(run, str(path)), RankInfo(reduction.rank, 0, world), seed=5
+        run, setup.open_shards(run, str(path)), RankInfo(control.rank, 0, world), seed=5
     ) as loader:
         for step in loader:
             result = train_step(state, step)
@@ -48,7 +48,7 @@ def train_losses(reduction: FlatReduction, path: Path, accumulation: int, mean_o
             norms.append(result.gradient_norm.item())
             if len(losses) == STEPS:
                 break
-    return losses, norms, reduction.equal_everywhere(state.flat.master_weights)
+    return losses, norms, control.equal_everywhere(weights_of(state))
 
 
 def _mean_of_means(batch, losses: Losses, world: int, accumulation: int) -> Losses:
@@ -62,7 +62,7 @@ MASKED_PER_STEP = 384  # about the masked tokens of a global batch: 16 x 20 + 32
 
 @pytest.fixture(scope="module")
 def single_rank(shard) -> tuple[list[float], list[float]]:
-    losses, norms, _ = train_losses(FlatReduction(rank=0, world_size=1), shard, 1)
+    losses, norms, _ = train_losses(Control(rank=0, world_size=1), shard, 1)
     assert losses[-1] < losses[0]
     return losses, norms
 
@@ -80,23 +80,31 @@ def test_a_mean_of_means_fails_the_same_bound(shard, single_rank):
     assert losses[1:] != pytest.approx(single_rank[0][1:], rel=1000 * BOUND)
 
 
-def clipped_gradient(reduction: FlatReduction, path: Path, accumulation: int) -> tuple[float, float]:
-    """(norm before clipping, norm after) of a step whose loss is scaled up, so that every part must be clipped."""
-    run = small_run(ranks_per_node=reduction.world_size, gradient_accumulation_steps=accumulation)
-    state = setup.build_state(run, reduction, torch.device("cpu"), seed=5, checkpoint=None)
+def weights_of(state: TrainState) -> torch.Tensor:
+    """What the model reads, without the padding of the buffer."""
+    state.weights.wait()
+    return torch.cat([p.detach().flatten() for p in state.model.parameters()])
+
+
+def clipped_gradient(control: Control, path: Path, accumulation: int) -> tuple[float, float]:
+    """(norm before clipping, norm after, read off the first moment) of a step whose loss is scaled up, so that every part must be clipped."""
+    run = small_run(ranks_per_node=control.world_size, gradient_accumulation_steps=accumulation)
+    state = setup.build_state(run, control, torch.device("cpu"), seed=5, checkpoint=None)
 
     def scale(model, inputs, losses: Losses) -> Losses:
         return Losses(1000 * losses.masked_lm_sum, 1000 * losses.next_sentence_sum)
 
     state.model.register_forward_hook(scale)
-    info = RankInfo(reduction.rank, 0, reduction.world_size)
+    info = RankInfo(control.rank, 0, control.world_size)
     with setup.open_loader(run, setup.open_shards(run, str(path)), info, seed=5) as loader:
         norm = train_step(state, next(loader)).gradient_norm.item()
-    return norm, accurate_norm(state.flat.master_gradients).item()
+    squared = accurate_norm(state.optimizer.first_moment / (1 - run.recipe.beta_1)).double().square()
+    control.sum(squared)  # over the shards
+    return norm, squared.sqrt().item()
 
 
 def test_the_sum_is_clipped_once_whatever_the_split(shard):
-    expected, after = clipped_gradient(FlatReduction(rank=0, world_size=1), shard, 1)
+    expected, after = clipped_gradient(Control(rank=0, world_size=1), shard, 1)
     assert expected > 100
     assert after == pytest.approx(1, rel=1e-6)
     for before, clipped in run_ranks(3, clipped_gradient, shard, 2):
@@ -109,12 +117,12 @@ def test_masked_counts_differ_ten_fold():
     assert counts.max() == 10 * counts.min()
 
 
-def count_accuracy(reduction: FlatReduction, path: Path, micro_batch: int) -> tuple[int, int]:
+def count_accuracy(control: Control, path: Path, micro_batch: int) -> tuple[int, int]:
     run = small_run(micro_batch_size=micro_batch)
-    state = setup.build_state(run, reduction, torch.device("cpu"), seed=5, checkpoint=None)
-    info = RankInfo(reduction.rank, 0, reduction.world_size)
+    state = setup.build_state(run, control, torch.device("cpu"), seed=5, checkpoint=None)
+    info = RankInfo(control.rank, 0, control.world_size)
     batches = setup.evaluation_batches(run, setup.open_shards(run, str(path)), info)
-    accuracy = evaluate(state.model, batches, reduction, torch.device("cpu"))
+    accuracy = evaluate(state.model, batches, control, torch.device("cpu"))
     return accuracy.correct, accuracy.total
 
 
@@ -132,26 +140,26 @@ def test_evaluation_counts_are_the_same_integers_for_any_world_and_batch(tmp_pat
     assert results.pop()[1] == samples.num_masked
 
 
-def different_weights(reduction: FlatReduction) -> bool:
-    return reduction.equal_everywhere(torch.tensor([1.0, 2.0 + reduction.rank * 1e-6]))
+def different_weights(control: Control) -> bool:
+    return control.equal_everywhere(torch.tensor([1.0, 2.0 + control.rank * 1e-6]))
 
 
 def test_a_difference_between_ranks_is_noticed():
     assert run_ranks(2, different_weights) == [False, False]
 
 
-def node_flags(reduction: FlatReduction) -> list[bool]:
-    run, info = small_run(ranks_per_node=2), RankInfo(reduction.rank, reduction.rank % 2, reduction.world_size)
-    return setup.flag_of_each_node(reduction.rank < 2, run, info, reduction, torch.device("cpu"))
+def node_flags(control: Control) -> list[bool]:
+    run, info = small_run(ranks_per_node=2), RankInfo(control.rank, control.rank % 2, control.world_size)
+    return setup.flag_of_each_node(control.rank < 2, run, info, control, torch.device("cpu"))
 
 
 def test_every_rank_learns_what_each_node_said():
     assert run_ranks(4, node_flags) == 4 * [[True, False]]
 
 
-def sum_of_ranks(reduction: FlatReduction) -> np.ndarray:
-    buffer = torch.arange(5, dtype=torch.float32) * (reduction.rank + 1)
-    reduction.sum(buffer)
+def sum_of_ranks(control: Control) -> np.ndarray:
+    buffer = torch.arange(5, dtype=torch.float32) * (control.rank + 1)
+    control.sum(buffer)
     return buffer.numpy()
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.process_group import RankInfo
-from bert_mlperf.comm.reduction import FlatReduction
 from bert_mlperf.config.system import Run, load_system
 from bert_mlperf.launch import demo_folder
 from bert_mlperf.model.batch import Batch
@@ -43,7 +43,7 @@ class CutEncoder(Encoder):
 def accuracies(run: Run, samples: int, *, cut: bool) -> list[float]:
     """Accuracy after every 3,200 samples."""
     data, device, info = demo_folder("demo"), torch.device("cpu"), RankInfo(0, 0, 1)
-    state = setup.build_state(run, FlatReduction(rank=0, world_size=1), device, seed=SEED, checkpoint=None)
+    state = setup.build_state(run, Control(rank=0, world_size=1), device, seed=SEED, checkpoint=None)
     if cut:
         state.model.encoder.__class__ = CutEncoder
     batches = setup.evaluation_batches(run, setup.open_shards(run, str(data / "eval")), info)
@@ -52,7 +52,7 @@ def accuracies(run: Run, samples: int, *, cut: bool) -> list[float]:
         for step in loader:
             train_step(state, step)
             if state.samples % EVALUATE_EVERY == 0:
-                found.append(evaluate(state.model, batches, state.reduction, device).value)
+                found.append(evaluate(state.model, batches, state.control, device).value)
             if state.samples >= samples:
                 return found
     return found

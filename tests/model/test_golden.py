@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.comm.control import Control
 from bert_mlperf.model import encoder as encoder_module
 from bert_mlperf.model.batch import make_batch
 from bert_mlperf.model.bert import BertForPreTraining
@@ -127,7 +127,7 @@ def test_a_batch_without_masked_tokens_has_masked_lm_loss_zero_and_finite_gradie
 
 def test_accuracy_accumulates_as_the_reference_metric():
     streams = golden.arrays("eval_streaming")
-    model, reduction = tiny_model(), FlatReduction(rank=0, world_size=1)
+    model, control = tiny_model(), Control(rank=0, world_size=1)
     names = (
         "input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
         "next_sentence_labels",
@@ -135,13 +135,13 @@ def test_accuracy_accumulates_as_the_reference_metric():
     batches = []
     for index in range(4):
         batches.append(make_batch(golden.samples_from_padded({n: streams[f"batch{index}_{n}"] for n in names})))
-        accuracy = evaluate(model, batches, reduction, torch.device("cpu"))
+        accuracy = evaluate(model, batches, control, torch.device("cpu"))
         assert accuracy.value == pytest.approx(float(streams["running_masked_lm_accuracy"][index]), abs=1e-7)
         assert accuracy.total == int(streams["tokens_per_batch"][: index + 1].sum())
 
 
 def test_accuracy_of_the_tiny_batch_is_the_reference_count(expected):
-    accuracy = evaluate(tiny_model(), [tiny_batch()], FlatReduction(rank=0, world_size=1), torch.device("cpu"))
+    accuracy = evaluate(tiny_model(), [tiny_batch()], Control(rank=0, world_size=1), torch.device("cpu"))
     assert (accuracy.correct, accuracy.total) == (
         int(expected["masked_lm_accuracy_numerator"]),
         int(expected["masked_lm_accuracy_denominator"]),

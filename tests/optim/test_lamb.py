@@ -40,7 +40,8 @@ def replay(case: str, **changes) -> dict[str, float]:
         if scheduled:
             norm = clip_by_global_norm([t.gradient for t in tensors], flat)
             assert float(norm) == pytest.approx(float(recorded["grad_global_norm"][step]), rel=1e-5)
-        lamb.step(learning_rate(step, recipe) if scheduled else config["learning_rate"])
+        rate = learning_rate(torch.tensor(step, dtype=torch.float64), recipe).item()
+        lamb.step(rate if scheduled else config["learning_rate"])
         for tensor in tensors:
             wanted = torch.from_numpy(recorded[f"param/{tensor.name}"][step])
             error = max(error, float((tensor.weight - wanted).abs().max()))

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from bert_mlperf.comm.reduction import FlatReduction
+from bert_mlperf.comm.control import Control
+from bert_mlperf.config.sharding import sharding_plan
 from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.model import tensors as tensors_module
 from bert_mlperf.model.batch import make_batch
 from bert_mlperf.model.bert import BertForPreTraining
 from bert_mlperf.model.tensors import tensor_specs
-from bert_mlperf.optim.flat import FlatParameters
-from bert_mlperf.optim.lamb import Lamb, LambTensor
+from bert_mlperf.train import setup
 from bert_mlperf.train.step import TrainState, train_step
 from tests import golden
+from tests.train.small import small_run
 
 LOSS_BOUND = 5e-6
 WEIGHT_BOUND = 2e-6
@@ -29,11 +30,9 @@ def golden_state(**changes) -> TrainState:
     recipe = golden.recipe_of(settings, global_batch_size=6).model_copy(update=changes)
     model = BertForPreTraining(config)
     golden.load_into(model, golden.arrays("bert_tiny_weights"))
-    flat = FlatParameters(model, precision="fp32")
-    weights, gradients = flat.split(flat.master_weights), flat.split(flat.master_gradients)
-    tensors = [LambTensor(s.name, s.of(weights), s.of(gradients), s.adapted) for s in tensor_specs(config)]
-    reduction = FlatReduction(rank=0, world_size=1)
-    return TrainState(model, flat, Lamb(tensors, recipe), reduction, recipe, torch.device("cpu"))
+    run = small_run(model=config, recipe=recipe.model_dump())
+    plan, control = sharding_plan(run, world_size=1), Control(rank=0, world_size=1)
+    return setup.shard_state(model, run, plan, control, torch.device("cpu"))
 
 
 def golden_step(index: int) -> StepSamples:
@@ -47,7 +46,7 @@ def train_ten_steps(**changes) -> dict[str, float]:
     state, trajectory = golden_state(**changes), golden.arrays("train10_trajectory")
     losses = [train_step(state, golden_step(index)).loss.item() for index in range(10)]
     wanted = golden.arrays("train10_final_weights")
-    weights, errors = state.flat.split(state.flat.master_weights), {"weight": 0.0, "key_bias": 0.0}
+    weights, errors = state.weights.in_fp32(), {"weight": 0.0, "key_bias": 0.0}
     for spec in tensor_specs(state.model.config):
         key = "key_bias" if spec.name.endswith("key/bias") else "weight"
         error = (spec.of(weights) - golden.tf_tensor(wanted[spec.name], spec)).abs().max().item()

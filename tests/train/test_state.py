@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.process_group import RankInfo
-from bert_mlperf.comm.reduction import FlatReduction
 from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.model.batch import make_batch
@@ -15,7 +15,7 @@ from bert_mlperf.train.step import NotFiniteError, TrainState, train_step
 from tests.train.small import GLOBAL_BATCH, small_model, small_run, uneven_samples
 
 CPU = torch.device("cpu")
-ALONE = FlatReduction(rank=0, world_size=1)
+ALONE = Control(rank=0, world_size=1)
 
 
 def small_state(**changes) -> TrainState:
@@ -43,12 +43,12 @@ def test_warm_up_leaves_no_trace(precision):
     cold = small_state(precision=precision, model=dropout)
     expected = losses(cold)
     warm = small_state(precision=precision, model=dropout)
-    before = warm.flat.master_weights.clone()
+    before = warm.flat.shard_weights.clone()
     setup.warm_up(warm, small_run(precision=precision, model=dropout))
-    assert torch.equal(warm.flat.master_weights, before)
+    assert torch.equal(warm.flat.shard_weights, before)
     assert (warm.step, warm.samples, warm.optimizer.updates) == (0, 0, 0)
     assert losses(warm) == expected
-    assert torch.equal(warm.flat.master_weights, cold.flat.master_weights)
+    assert torch.equal(warm.flat.shard_weights, cold.flat.shard_weights)
 
 
 def test_evaluation_leaves_training_flag_and_random_state_alone():
@@ -70,29 +70,33 @@ def test_an_evaluation_set_without_masked_tokens_is_an_error():
 def test_bf16_trains_close_to_fp32_with_fp32_masters():
     exact, rounded = small_state(), small_state(precision="bf16")
     assert rounded.model.embeddings.word.weight.dtype == torch.bfloat16
-    assert rounded.flat.master_weights.dtype == rounded.flat.master_gradients.dtype == torch.float32
+    assert rounded.flat.shard_weights.dtype == rounded.flat.reduced.dtype == torch.float32
     assert losses(rounded, 20) == pytest.approx(losses(exact, 20), rel=0.02)
-    assert torch.equal(rounded.flat.weights, rounded.flat.master_weights.bfloat16())
+    rounded.weights.wait()
+    assert torch.equal(rounded.flat.weights, rounded.flat.shard_weights.bfloat16())
 
 
 def test_bf16_gradients_of_micro_batches_are_added_in_fp32():
-    flat = small_state(precision="bf16").flat
+    flat = small_state(precision="bf16", gradient_accumulation_steps=2).flat
     flat.zero_gradients()
     for gradient in [1.0] + 100 * [2.0**-9]:  # in bf16 each of the hundred would be rounded away
         flat.gradients.fill_(gradient)
         flat.accumulate()
-    assert (flat.master_gradients == 1 + 100 * 2.0**-9).all()
+    assert (flat.accumulated == 1 + 100 * 2.0**-9).all()
     assert flat.gradients.count_nonzero() == 0
 
 
 def test_every_parameter_is_a_view_of_the_flat_buffers_and_belongs_to_one_tensor():
     state = small_state()
-    assert sum(p.numel() for p in state.model.parameters()) == state.flat.weights.numel()
-    assert sum(t.weight.numel() for t in state.optimizer.tensors) == state.flat.weights.numel()
+    owners = torch.zeros(state.flat.layout.size)
+    for tensor in state.optimizer.ranges:
+        owners[tensor.start : tensor.end] += 1
+    parameters = dict(state.model.named_parameters())
+    assert owners.sum() == sum(p.numel() for p in parameters.values()) and owners.max() == 1
+    assert all((view == 1).all() for view in state.flat.split(owners).values())
     state.flat.weights.fill_(7.0)
     state.flat.gradients.fill_(3.0)
-    assert all((p == 7).all() and (p.grad == 3).all() for p in state.model.parameters())
-    assert all((t.weight == 7).all() and (t.gradient == 3).all() for t in state.optimizer.tensors)
+    assert all((p == 7).all() and (p.grad == 3).all() for p in parameters.values())
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run_and_is_named():

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
+from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.process_group import RankInfo
-from bert_mlperf.comm.reduction import FlatReduction
 from bert_mlperf.config.system import load_system
 from bert_mlperf.train import setup
 from bert_mlperf.train.step import train_step
@@ -24,7 +24,7 @@ def test_training_on_the_published_variable_length_file_starts_at_a_uniform_gues
         "recipe.global_batch_size": BATCH, "recipe.warmup_steps": 0, "run.precision": "fp32",
     }  # fmt: skip
     run = load_system("systems/cpu-wikipedia.json", [f"{key}={value}" for key, value in overrides.items()]).run
-    alone, device = FlatReduction(rank=0, world_size=1), torch.device("cpu")
+    alone, device = Control(rank=0, world_size=1), torch.device("cpu")
     state = setup.build_state(run, alone, device, seed=1, checkpoint=None)
     losses = []
     with setup.open_loader(run, setup.open_shards(run, str(file)), RankInfo(0, 0, 1), seed=1) as loader:

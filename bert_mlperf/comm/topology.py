@@ -1,0 +1,73 @@
+"""Which ranks hold one copy of the optimizer state together, and which hold the same part of it.
+
+    shard group      consecutive ranks; each holds another 1/S of the state (default: the ranks of a node)
+    replica group    the ranks with the same part, one of each shard group
+
+With 2 nodes of 4 ranks and shard groups of 4: {0 1 2 3} {4 5 6 7}, and {0 4} {1 5} {2 6} {3 7}.
+"""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from bert_mlperf.errors import UserError
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The place of one rank in shard and replica groups. UserError if the groups do not divide the ranks."""
+
+    rank: int
+    world_size: int
+    shard_group_size: int
+
+    def __post_init__(self) -> None:
+        size = self.shard_group_size
+        if not (1 <= size <= self.world_size) or self.world_size % size:
+            divisors = [n for n in range(1, self.world_size + 1) if self.world_size % n == 0]
+            raise UserError(
+                f"run.shard_group is {size} ranks, which does not divide the {self.world_size} ranks; give one of "
+                f"{', '.join(map(str, divisors))}, or node or world."
+            )
+
+    @property
+    def shard(self) -> int:
+        """Which part of the state this rank holds, 0 to shard_group_size - 1."""
+        return self.rank % self.shard_group_size
+
+    @property
+    def num_replicas(self) -> int:
+        return self.world_size // self.shard_group_size
+
+    def shard_groups(self) -> list[list[int]]:
+        size = self.shard_group_size
+        return [list(range(first, first + size)) for first in range(0, self.world_size, size)]
+
+    def replica_groups(self) -> list[list[int]]:
+        return [list(range(shard, self.world_size, self.shard_group_size)) for shard in range(self.shard_group_size)]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Communicators of one rank, None where a group has one member. They belong to one lane of work: collectives of
+    another lane at the same time need communicators of their own."""
+
+    world: dist.ProcessGroup | None
+    shard: dist.ProcessGroup | None
+    replica: dist.ProcessGroup | None
+
+
+def open_groups(topology: Topology) -> Groups:
+    """New communicators; every rank calls this, as often as all others, and makes all of them in one order."""
+    everyone = [list(range(topology.world_size))]
+    kinds = (everyone, topology.shard_groups(), topology.replica_groups())
+    return Groups(*(_own_group(groups, topology.rank) for groups in kinds))
+
+
+def _own_group(groups: list[list[int]], rank: int) -> dist.ProcessGroup | None:
+    own = None
+    for ranks in groups:
+        if len(ranks) > 1:
+            group = dist.new_group(ranks)
+            own = group if rank in ranks else own
+    return own
