@@ -4,10 +4,12 @@ On the CPU a lane is a thread (gloo and tensor operations release the interprete
 lane does the work at once. What is handed in must use communicators that no other lane uses at the same time.
 """
 
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 import torch
 
@@ -33,14 +35,13 @@ class Lane:
     spans: list[Span] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        in_thread = self.overlap and self.device.type == "cpu"
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.name) if in_thread else None
+        self._thread = _Thread(self.name) if self.overlap and self.device.type == "cpu" else None
         self._stream = torch.cuda.Stream(self.device) if self.overlap and self.device.type == "cuda" else None
 
     def submit(self, work: Callable[[], None], *, name: str) -> "Pending":
         """Does `work` behind all that was handed in before; it sees what was computed before this call."""
         if self._thread is not None:
-            return Pending(future=self._thread.submit(self._timed, work, name))
+            return Pending(future=self._thread.submit(lambda: self._timed(work, name)))
         if self._stream is None:
             self._timed(work, name)
             return Pending()
@@ -56,10 +57,29 @@ class Lane:
         if self.is_recorded:
             self.spans.append(Span(self.name, name, start, time.perf_counter()))
 
-    def close(self) -> None:
-        """Ends the thread; work that was not begun is dropped."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+
+class _Thread:
+    """Does what is handed in, one after the other. It never keeps the process from ending: a collective whose other
+    ranks are gone would hold it until the timeout."""
+
+    def __init__(self, name: str) -> None:
+        self._work: SimpleQueue[tuple[Future[None], Callable[[], None]]] = SimpleQueue()
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def submit(self, work: Callable[[], None]) -> Future[None]:
+        future: Future[None] = Future()
+        self._work.put((future, work))
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            future, work = self._work.get()
+            try:
+                work()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
 
 
 @dataclass

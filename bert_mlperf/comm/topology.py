@@ -7,6 +7,7 @@ With 2 nodes of 4 ranks and shard groups of 4: {0 1 2 3} {4 5 6 7}, and {0 4} {1
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -57,17 +58,18 @@ class Groups:
     replica: dist.ProcessGroup | None
 
 
-def open_groups(topology: Topology) -> Groups:
-    """New communicators; every rank calls this, as often as all others, and makes all of them in one order."""
+def open_groups(topology: Topology, *, timeout_s: float) -> Groups:
+    """New communicators, whose collectives raise after `timeout_s` seconds; every rank calls this, as often as all
+    others, and makes all of them in one order."""
     everyone = [list(range(topology.world_size))]
     kinds = (everyone, topology.shard_groups(), topology.replica_groups())
-    return Groups(*(_own_group(groups, topology.rank) for groups in kinds))
+    return Groups(*(_own_group(groups, topology.rank, timeout_s) for groups in kinds))
 
 
-def _own_group(groups: list[list[int]], rank: int) -> dist.ProcessGroup | None:
+def _own_group(groups: list[list[int]], rank: int, timeout_s: float) -> dist.ProcessGroup | None:
     own = None
     for ranks in groups:
         if len(ranks) > 1:
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
             own = group if rank in ranks else own
     return own

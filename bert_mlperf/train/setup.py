@@ -96,7 +96,7 @@ def shard_state(
     )
 
     def reduction() -> Reduction:
-        return Reduction(topology, open_groups(topology), strategy=plan.strategy)
+        return Reduction(topology, open_groups(topology, timeout_s=run.timeout_s), strategy=plan.strategy)
 
     optimizer = ShardedLamb(
         layout,

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bert_mlperf.cli import main
+from bert_mlperf.data.shard_file import read_header
 from bert_mlperf.data.shards import write_shard
 from tests.config import files
 from tests.launch import launching
@@ -142,10 +143,11 @@ def truncated(shard: Path) -> None:
 
 
 def changed(shard: Path) -> None:
+    at = read_header(shard).arrays["masked_ids"].byte_end - 1
     with shard.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
+        file.seek(at)
         last = file.read(1)
-        file.seek(-1, os.SEEK_END)
+        file.seek(at)
         file.write(bytes([last[0] ^ 1]))
 
 
