@@ -63,7 +63,9 @@ class Run(BaseModel):
         default="auto", description="CPU threads of a rank; auto shares the host's cores out."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to train; auto prefers cuda.")
-    precision: Literal["fp32", "bf16"] = Field(default="bf16", description="Of weights and compute in a step.")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="bf16", description="Of weights and compute in a step; fp16 with a dynamic loss scale."
+    )
     reduction: Literal["auto", "flat", "node", "hierarchical"] = Field(
         default="auto", description="How gradients are summed over the ranks; auto decides by the nodes."
     )

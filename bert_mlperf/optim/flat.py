@@ -10,12 +10,12 @@
 With one shard and fp32 the shard is the whole, and both pairs are the same storage.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from bert_mlperf.optim.layout import Bucket, FlatLayout
+from bert_mlperf.optim.layout import Bucket, FlatLayout, TensorRange
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -68,6 +68,11 @@ class FlatBuffers:
         if self.accumulated is not None:
             self.accumulated.add_(self.gradients)
             self.gradients.zero_()
+
+    def not_finite(self, ranges: Sequence[TensorRange]) -> list[str]:
+        """Names of the tensors whose gradient in the buffers of this rank holds Inf or NaN, after a step."""
+        gradients = self.gradients if self.accumulated is None else self.accumulated
+        return [r.name for r in ranges if not gradients[r.start : r.end].isfinite().all()]
 
     def on_the_wire(self, bucket: Bucket, dtype: torch.dtype) -> Tensor:
         """The bucket's gradient of this rank in `dtype`; the storage may be overwritten."""

@@ -26,6 +26,16 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class TensorRange:
+    """One tensor of the reference: elements [start, end) of the flat buffer."""
+
+    name: str
+    start: int
+    end: int
+    adapted: bool  # decayed, and scaled by its trust ratio
+
+
+@dataclass(frozen=True)
 class Bucket:
     """Elements [start, end) of the flat buffer: some parameters, and padding."""
 

@@ -14,20 +14,10 @@ from torch import Tensor
 
 from bert_mlperf.config.recipe import Recipe
 from bert_mlperf.optim.lamb import accurate_norm
-from bert_mlperf.optim.layout import FlatLayout
+from bert_mlperf.optim.layout import FlatLayout, TensorRange
 from bert_mlperf.optim.schedule import learning_rate
 
 CLIP_NORM = 1.0  # of the gradient of the global batch
-
-
-@dataclass(frozen=True)
-class TensorRange:
-    """One tensor of the reference: elements [start, end) of the flat buffer."""
-
-    name: str
-    start: int
-    end: int
-    adapted: bool  # decayed, and scaled by its trust ratio
 
 
 @dataclass(frozen=True)
@@ -118,8 +108,3 @@ class ShardedLamb:
         """Moments and count as at the start (after a warm-up)."""
         for state in (self.first_moment, self.second_moment, self.updates):
             state.zero_()
-
-    def not_finite(self, values: Tensor) -> list[str]:
-        """Names of the tensors of which this shard of `values` holds Inf or NaN."""
-        found = {i for i, p in self._pieces if not values[p.shard_start : p.shard_end].isfinite().all()}
-        return [self.ranges[i].name for i in sorted(found)]

@@ -26,6 +26,7 @@ class Interval:
     samples_per_s: float
     tokens_per_s: float
     wait_percent: float  # share of the time that this rank waited for data
+    skipped_steps: int = 0  # whose gradient was not finite (fp16), so that nothing was updated
     time_s: float = 0.0  # since the writer was opened, which is at run_start
 
 

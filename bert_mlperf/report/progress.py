@@ -80,6 +80,7 @@ def progress_line(interval: Interval, *, total_samples: int, evaluated: str) -> 
         f"lr {interval.learning_rate:.2e}",
         f"grad {interval.grad_norm:.2f}",
     ]
+    parts += [f"skipped {interval.skipped_steps}"] if interval.skipped_steps else []
     parts += [evaluated] if evaluated else []
     parts += [
         f"{_rate(interval.samples_per_s)} samples/s",

@@ -36,6 +36,7 @@ class Interval:
     waited: float = 0.0
     masked_lm_loss: Tensor | float = 0.0
     next_sentence_loss: Tensor | float = 0.0
+    skipped: Tensor | int = 0
 
     def add(self, step: StepSamples[Batch], result: StepResult) -> None:
         self.steps += 1
@@ -43,6 +44,7 @@ class Interval:
         self.tokens += step.global_tokens
         self.masked_lm_loss = self.masked_lm_loss + result.masked_lm_loss
         self.next_sentence_loss = self.next_sentence_loss + result.next_sentence_loss
+        self.skipped = self.skipped + result.skipped.long()
 
     def summary(self, state: TrainState, result: StepResult, *, waited: float) -> dict[str, float]:
         """The line of progress: means over the interval's steps, rates per second of wall time."""
@@ -59,6 +61,7 @@ class Interval:
             "samples_per_s": self.samples / seconds,
             "tokens_per_s": self.tokens / seconds,
             "wait_percent": 100 * waited / seconds,
+            "skipped_steps": int(self.skipped),
         }
 
 

@@ -23,8 +23,9 @@ from bert_mlperf.model.batch import Batch, make_batch
 from bert_mlperf.model.bert import BertForPreTraining, build_model
 from bert_mlperf.model.tensors import TensorSpec, tensor_specs
 from bert_mlperf.optim.flat import FlatBuffers
-from bert_mlperf.optim.layout import FlatLayout, make_layout
-from bert_mlperf.optim.sharded_lamb import ShardedLamb, TensorRange
+from bert_mlperf.optim.layout import FlatLayout, TensorRange, make_layout
+from bert_mlperf.optim.loss_scale import LossScale
+from bert_mlperf.optim.sharded_lamb import ShardedLamb
 from bert_mlperf.train.step import TrainState, train_step
 
 
@@ -105,13 +106,15 @@ def shard_state(
         shard=topology.shard,
         weights=flat.shard_weights,
         sum_over_shards=reduction().sum_over_shards,
+        can_skip=run.precision == "fp16",
     )
     lanes = [Lane(name, device, overlap=plan.overlap) for name in ("reduce", "gather")]
     gradients = GradientReduction(flat, reduction(), lanes[0], wire_dtype=WIRE_DTYPES[plan.wire])
     gradients.watch(dict(model.named_parameters()))
     weights = WeightGather(flat, reduction(), lanes[1])
     weights.watch(model.units())
-    return TrainState(model, flat, optimizer, gradients, weights, control, device)
+    scale = LossScale(device, dynamic=run.precision == "fp16")
+    return TrainState(model, flat, optimizer, gradients, weights, control, device, scale)
 
 
 def tensor_range(spec: TensorSpec, layout: FlatLayout) -> TensorRange:
@@ -159,6 +162,7 @@ def warm_up(state: TrainState, run: Run) -> None:
     optimizer.recipe = recipe
     state.flat.zero_gradients()
     optimizer.reset()
+    state.loss_scale.reset()
     state.step, state.samples, state.last_norm = 0, 0, None
 
 

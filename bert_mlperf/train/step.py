@@ -12,6 +12,7 @@ from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.model.batch import Batch
 from bert_mlperf.model.bert import MASKED_LM_EPSILON, BertForPreTraining
 from bert_mlperf.optim.flat import FlatBuffers
+from bert_mlperf.optim.loss_scale import MOST_SKIPS, LossScale
 from bert_mlperf.optim.sharded_lamb import ShardedLamb
 
 
@@ -30,20 +31,26 @@ class TrainState:
     weights: WeightGather
     control: Control
     device: torch.device
-    step: int = 0  # steps done
+    loss_scale: LossScale
+    step: int = 0  # steps done, skipped ones included
     samples: int = 0  # samples of all ranks trained on so far
     last_norm: Tensor | None = None  # gradient norm of the last step, still on the device
 
     def check_finite(self) -> None:
-        """Raises NotFiniteError if the last step's gradient was not finite. Called one step later, so that the host
-        waits for a step that is over; the weights are lost by then, the log and the error are not."""
+        """Raises NotFiniteError if the last step's gradient was not finite; with a dynamic loss scale if that was so
+        for many steps in a row. Called one step later, so that the host waits for a step that is over; without loss
+        scale the weights are lost by then, the log and the error are not."""
         if self.last_norm is None or math.isfinite(self.last_norm.item()):
             return
-        bad = self.optimizer.not_finite(self.flat.reduced)
+        skips = int(self.loss_scale.skips_in_row)
+        if self.loss_scale.dynamic and skips < MOST_SKIPS:
+            return
+        bad = self.flat.not_finite(self.optimizer.ranges)
+        where = f"first in {bad[0]}" if bad else "in the gradient of another rank"
+        row = f", as were those of the {skips - 1} steps before, at loss scale 1" if skips else ""
         raise NotFiniteError(
-            f"the gradient of step {self.step - 1} is not finite (norm {self.last_norm.item()}, "
-            f"first in {bad[0] if bad else 'the shard of another rank'}): lower the learning rate or look at this "
-            "step's data"
+            f"the gradient of step {self.step - 1} is not finite (norm {self.last_norm.item()}, {where}){row}: lower "
+            "the learning rate or look at this step's data"
         )
 
 
@@ -55,6 +62,7 @@ class StepResult:
     next_sentence_loss: Tensor
     gradient_norm: Tensor  # before clipping
     learning_rate: Tensor
+    skipped: Tensor  # bool; True: the gradient was not finite and nothing was updated
 
     @property
     def loss(self) -> Tensor:
@@ -78,7 +86,8 @@ def train_step(state: TrainState, step: StepSamples[Batch]) -> StepResult:
     state.gradients.open()
     sums_2 += forward_backward(state, last, step)
     reduced = state.gradients.finish()
-    update = state.optimizer.step(reduced)
+    update = state.optimizer.step(reduced, scale=state.loss_scale.value)
+    state.loss_scale.update(update.skipped)
     state.weights.start()
 
     state.control.sum(sums_2)
@@ -90,11 +99,13 @@ def train_step(state: TrainState, step: StepSamples[Batch]) -> StepResult:
         next_sentence_loss=sums_2[1] / step.global_samples,
         gradient_norm=update.gradient_norm,
         learning_rate=update.learning_rate,
+        skipped=update.skipped,
     )
 
 
 def forward_backward(state: TrainState, batch: Batch, step: StepSamples[Batch]) -> Tensor:
     """Adds the gradients of one micro-batch; its sums of losses, [2]."""
     losses = state.model(batch.to(state.device))
-    losses.of_global_batch(step.global_masked, step.global_samples).backward()
+    loss = losses.of_global_batch(step.global_masked, step.global_samples)
+    (loss * state.loss_scale.value).backward()
     return torch.stack([losses.masked_lm_sum, losses.next_sentence_sum]).detach()

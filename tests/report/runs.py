@@ -18,6 +18,7 @@ INTERVAL: dict[str, Any] = {
     "samples_per_s": 1140.4,
     "tokens_per_s": 50000.0,
     "wait_percent": 0.21,
+    "skipped_steps": 0,
 }
 
 

@@ -9,9 +9,10 @@ from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.model.batch import make_batch
 from bert_mlperf.model.bert import Losses
+from bert_mlperf.optim.loss_scale import MOST_SKIPS
 from bert_mlperf.train import setup
 from bert_mlperf.train.evaluate import evaluate
-from bert_mlperf.train.step import NotFiniteError, TrainState, train_step
+from bert_mlperf.train.step import NotFiniteError, StepResult, TrainState, train_step
 from tests.train.small import GLOBAL_BATCH, small_model, small_run, uneven_samples
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ def losses(state: TrainState, count: int = 5) -> list[float]:
     return [train_step(state, step).loss.item() for step in steps(count)]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_warm_up_leaves_no_trace(precision):
     dropout = small_model(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     cold = small_state(precision=precision, model=dropout)
@@ -135,3 +136,64 @@ def test_evaluation_batches_hold_every_sample_once(tmp_path):
     assert sum(batch.num_samples for batch in batches) == 13
     assert sum(batch.num_masked for batch in batches) == samples.num_masked
     assert sorted(torch.cat([b.input_ids_T for b in batches]).tolist()) == sorted(samples.input_ids.tolist())
+
+
+def poisoned(state: TrainState, step: StepSamples) -> StepResult:
+    """A step whose loss is Inf."""
+
+    def poison(model, inputs, sums: Losses) -> Losses:
+        return Losses(sums.masked_lm_sum, sums.next_sentence_sum * float("inf"))
+
+    handle = state.model.register_forward_hook(poison)
+    result = train_step(state, step)
+    handle.remove()
+    return result
+
+
+def test_fp16_trains_close_to_fp32():
+    exact, scaled = small_state(), small_state(precision="fp16")
+    assert scaled.model.embeddings.word.weight.dtype == torch.float16
+    assert losses(scaled, 20) == pytest.approx(losses(exact, 20), rel=0.005)
+    assert scaled.loss_scale.skips == 0
+
+
+def test_a_skipped_step_moves_neither_weights_nor_moments_nor_schedule():
+    straight, skipping = small_state(precision="fp16"), small_state(precision="fp16")
+    made = steps(4)
+    rates = [train_step(straight, step).learning_rate.item() for step in made]
+    assert len(set(rates)) == 4
+    assert train_step(skipping, made[0]).learning_rate == rates[0]
+    before = [s.clone() for s in (skipping.flat.shard_weights, skipping.optimizer.first_moment)]
+    second = skipping.optimizer.second_moment.clone()
+    assert poisoned(skipping, made[1]).skipped
+    assert torch.equal(skipping.flat.shard_weights, before[0]) and skipping.optimizer.updates == 1
+    assert torch.equal(skipping.optimizer.first_moment, before[1])
+    assert torch.equal(skipping.optimizer.second_moment, second)
+    assert skipping.loss_scale.value == straight.loss_scale.value / 2
+    result = train_step(skipping, made[1])
+    assert result.learning_rate == rates[1] and not result.skipped
+    assert (skipping.step, skipping.optimizer.updates, skipping.loss_scale.skips) == (3, 2, 1)
+    for step in made[2:]:
+        train_step(skipping, step)
+    difference = skipping.flat.shard_weights - straight.flat.shard_weights  # at another scale other bits are rounded
+    assert difference.norm() < 1e-3 * straight.flat.shard_weights.norm()
+
+
+def test_the_first_step_may_be_skipped():
+    state = small_state(precision="fp16")
+    before = state.flat.shard_weights.clone()
+    assert poisoned(state, steps(1)[0]).skipped
+    assert torch.equal(state.flat.shard_weights, before)
+    assert losses(state) == pytest.approx(losses(small_state(precision="fp16")), rel=1e-3)
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run():
+    state = small_state(precision="fp16")
+    (step,) = steps(1)
+    for _ in range(MOST_SKIPS):
+        poisoned(state, step)
+    assert state.loss_scale.value == 1
+    last, before = MOST_SKIPS - 1, MOST_SKIPS - 1
+    message = rf"gradient of step {last} is not finite \(norm nan, first in bert/emb.* of the {before} steps before"
+    with pytest.raises(NotFiniteError, match=message):
+        train_step(state, step)
