@@ -29,6 +29,9 @@ def build_parser() -> argparse.ArgumentParser:
     launch.add_argument("--runs", type=int, default=1, help="number of timed runs, one after the other")
     launch.add_argument("--results", type=Path, default=Path("results"), help="folder for results (default: results)")
     launch.add_argument("--save", type=Path, metavar="DIR", help="keep the final weights in DIR/weights.pt")
+    launch.add_argument(
+        "--trace", type=int, metavar="N", help="record step N (from 0): trace.json and timeline.png beside the log"
+    )
     _add_overrides(launch)
 
     add_prep(commands)
@@ -82,6 +85,7 @@ def _run(options: argparse.Namespace) -> int:
             runs=options.runs,
             results=options.results,
             save=options.save,
+            trace=options.trace,
         )
     if options.command == "prep":
         return run_prep(options)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_mlperf.config.doctor import environment
+from bert_mlperf.config.sharding import sharding_plan
 from bert_mlperf.config.system import DEMO_DATA, ResolvedSystem, load_system
 from bert_mlperf.errors import UserError
 from bert_mlperf.ranks import Place, start_ranks
@@ -34,13 +35,23 @@ class Inputs:
     checkpoint: Path | None
 
 
-def launch(system_file: Path, *, overrides: list[str], runs: int, results: Path, save: Path | None) -> int:
+def launch(
+    system_file: Path,
+    *,
+    overrides: list[str],
+    runs: int,
+    results: Path,
+    save: Path | None = None,
+    trace: int | None = None,
+) -> int:
     """Runs a system `runs` times. Returns the exit code: 0 all runs ended with a valid log and their target reached,
     1 otherwise, 2 bad input, 128 + n stopped by signal n (or raises `Stopped` between two runs)."""
     resolved = load_system(system_file, overrides)
     for warning in resolved.warnings:
         say(f"warning  {warning}")
     check_arguments(runs, save)
+    check_trace(trace, resolved)
+    sharding_plan(resolved.run, world_size=resolved.world_size)  # raises if it cannot be
     place = find_place(resolved)
     check_port(place)
     say(describe_system(resolved))
@@ -51,7 +62,7 @@ def launch(system_file: Path, *, overrides: list[str], runs: int, results: Path,
         results_dir = open_folder(results / resolved.name / "bert", option="--results")
         codes: list[int] = []
         while len(codes) < runs and max(codes, default=0) < 2:
-            codes.append(run_once(resolved, inputs, place, results_dir, save_dir))
+            codes.append(run_once(resolved, inputs, place, results_dir, save_dir, trace))
     return max(codes)
 
 
@@ -66,6 +77,16 @@ def check_arguments(runs: int, save: Path | None) -> None:
 
         if (save / FILE_NAME).exists():
             raise UserError(f"{save / FILE_NAME} exists already and is not overwritten: give --save another folder")
+
+
+def check_trace(trace: int | None, resolved: ResolvedSystem) -> None:
+    """Raises UserError unless step `trace` and the one behind it are steps of the run."""
+    steps = resolved.evaluation_points[-1] // resolved.run.recipe.global_batch_size
+    if trace is not None and not 0 <= trace <= steps - 2:
+        raise UserError(
+            f"--trace is {trace}, expected a step from 0 to {steps - 2} (the run has at most {steps} steps, and the "
+            "timeline takes in the forward of the next one): give another step."
+        )
 
 
 def find_place(resolved: ResolvedSystem) -> Place:
@@ -158,7 +179,9 @@ def demo_folder(word: str) -> Path:
     return prepare_demo_data(DEMO_FOLDER / word, options=options)
 
 
-def run_once(resolved: ResolvedSystem, inputs: Inputs, place: Place, results: Path, save: Path | None) -> int:
+def run_once(
+    resolved: ResolvedSystem, inputs: Inputs, place: Place, results: Path, save: Path | None, trace: int | None
+) -> int:
     """One timed run and its verdict."""
     from bert_mlperf.train.context import RunContext
 
@@ -179,6 +202,7 @@ def run_once(resolved: ResolvedSystem, inputs: Inputs, place: Place, results: Pa
             cache_cleared=cleared,
             cache_note=note,
             save_dir=None if save is None else str(save),
+            trace_step=trace,
         )
         if result_file is not None:
             say(f"run      {result_file.stem}, seed {seed}")

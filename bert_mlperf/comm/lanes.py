@@ -5,57 +5,41 @@ lane does the work at once. What is handed in must use communicators that no oth
 """
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 import torch
 
-
-@dataclass(frozen=True)
-class Span:
-    """A stretch of work of one lane, for the step timeline; seconds of time.perf_counter."""
-
-    lane: str
-    name: str
-    start: float
-    end: float
+from bert_mlperf.comm.recorder import Recorder
 
 
-@dataclass
 class Lane:
-    """One lane. `spans` collects what it did while `is_recorded`."""
+    """One lane, which the timeline calls `name`."""
 
-    name: str
-    device: torch.device
-    overlap: bool
-    is_recorded: bool = False
-    spans: list[Span] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._thread = _Thread(self.name) if self.overlap and self.device.type == "cpu" else None
-        self._stream = torch.cuda.Stream(self.device) if self.overlap and self.device.type == "cuda" else None
+    def __init__(self, name: str, device: torch.device, *, overlap: bool, recorder: Recorder) -> None:
+        self.name = name
+        self._device = device
+        self._recorder = recorder
+        self._thread = _Thread(name) if overlap and device.type == "cpu" else None
+        self._stream = torch.cuda.Stream(device) if overlap and device.type == "cuda" else None
 
     def submit(self, work: Callable[[], None], *, name: str) -> "Pending":
         """Does `work` behind all that was handed in before; it sees what was computed before this call."""
         if self._thread is not None:
-            return Pending(future=self._thread.submit(lambda: self._timed(work, name)))
+            return Pending(future=self._thread.submit(lambda: self._do(work, name)))
         if self._stream is None:
-            self._timed(work, name)
+            self._do(work, name)
             return Pending()
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            work()
+            self._do(work, name)
             return Pending(event=self._stream.record_event())
 
-    def _timed(self, work: Callable[[], None], name: str) -> None:
-        start = time.perf_counter()
-        with torch.no_grad():
+    def _do(self, work: Callable[[], None], name: str) -> None:
+        with torch.no_grad(), self._recorder.span(self.name, name):
             work()
-        if self.is_recorded:
-            self.spans.append(Span(self.name, name, start, time.perf_counter()))
 
 
 class _Thread:

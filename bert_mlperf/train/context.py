@@ -23,6 +23,7 @@ class RunContext:
     cache_cleared: bool
     cache_note: str
     save_dir: str | None = None
+    trace_step: int | None = None
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")

@@ -14,6 +14,7 @@ from bert_mlperf.report.metrics import MetricsWriter
 from bert_mlperf.report.progress import Progress
 from bert_mlperf.train.evaluate import Accuracy, evaluate
 from bert_mlperf.train.step import StepResult, TrainState, train_step
+from bert_mlperf.train.trace import StepTrace
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class TrainLoop:
     metrics: MetricsWriter
     progress: Progress
     report_every_s: float
+    trace: StepTrace
 
     def run(self, points: list[int], target: float | None) -> Outcome:
         """Trains to each of the evaluation `points` (in samples, multiples of the global batch) until an accuracy
@@ -98,7 +100,9 @@ class TrainLoop:
         interval, waited = Interval(), self.loader.wait_seconds
         while self.state.samples < point:
             step = next(steps)
+            self.trace.before(self.state)
             result = train_step(self.state, step)
+            self.trace.after(self.state)
             interval.add(step, result)
             due = time.perf_counter() - interval.started >= self.report_every_s
             if due or self.state.samples >= point:

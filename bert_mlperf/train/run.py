@@ -20,6 +20,7 @@ from bert_mlperf.train import setup
 from bert_mlperf.train.context import RunContext
 from bert_mlperf.train.loop import Outcome, TrainLoop, peak_over_ranks
 from bert_mlperf.train.step import TrainState
+from bert_mlperf.train.trace import StepTrace
 
 
 def run_rank(context: RunContext, info: RankInfo, log: MlperfLog) -> None:
@@ -94,7 +95,8 @@ def train_to_target(
         batches = setup.evaluation_batches(run, evaluation, info)
         log.epoch_start(state.samples)
         with setup.open_loader(run, train, info, seed=seed) as loader, metrics, progress:
-            loop = TrainLoop(state, loader, batches, log, metrics, progress, report_every_s=run.progress_interval_s)
+            trace = StepTrace(context.trace_step, Path(context.run_dir))
+            loop = TrainLoop(state, loader, batches, log, metrics, progress, run.progress_interval_s, trace)
             outcome = loop.run(points, run.target_accuracy)
         log.epoch_stop(state.samples)
         log.train_samples(state.samples)

@@ -12,6 +12,7 @@ from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.lanes import Lane
 from bert_mlperf.comm.overlap import GradientReduction, WeightGather
 from bert_mlperf.comm.process_group import RankInfo
+from bert_mlperf.comm.recorder import GATHER, REDUCE, Recorder
 from bert_mlperf.comm.reduction import WIRE_DTYPES, Reduction
 from bert_mlperf.comm.topology import Topology, open_groups
 from bert_mlperf.config.sharding import ShardingPlan, sharding_plan
@@ -108,13 +109,14 @@ def shard_state(
         sum_over_shards=reduction().sum_over_shards,
         can_skip=run.precision == "fp16",
     )
-    lanes = [Lane(name, device, overlap=plan.overlap) for name in ("reduce", "gather")]
+    recorder = Recorder(device)
+    lanes = [Lane(name, device, overlap=plan.overlap, recorder=recorder) for name in (REDUCE, GATHER)]
     gradients = GradientReduction(flat, reduction(), lanes[0], wire_dtype=WIRE_DTYPES[plan.wire])
     gradients.watch(dict(model.named_parameters()))
     weights = WeightGather(flat, reduction(), lanes[1])
     weights.watch(model.units())
     scale = LossScale(device, dynamic=run.precision == "fp16")
-    return TrainState(model, flat, optimizer, gradients, weights, control, device, scale)
+    return TrainState(model, flat, optimizer, gradients, weights, control, device, scale, recorder)
 
 
 def tensor_range(spec: TensorSpec, layout: FlatLayout) -> TensorRange:

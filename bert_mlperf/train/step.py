@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.overlap import GradientReduction, WeightGather
+from bert_mlperf.comm.recorder import COMPUTE, Recorder
 from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.model.batch import Batch
 from bert_mlperf.model.bert import MASKED_LM_EPSILON, BertForPreTraining
@@ -32,6 +33,7 @@ class TrainState:
     control: Control
     device: torch.device
     loss_scale: LossScale
+    recorder: Recorder
     step: int = 0  # steps done, skipped ones included
     samples: int = 0  # samples of all ranks trained on so far
     last_norm: Tensor | None = None  # gradient norm of the last step, still on the device
@@ -86,8 +88,9 @@ def train_step(state: TrainState, step: StepSamples[Batch]) -> StepResult:
     state.gradients.open()
     sums_2 += forward_backward(state, last, step)
     reduced = state.gradients.finish()
-    update = state.optimizer.step(reduced, scale=state.loss_scale.value)
-    state.loss_scale.update(update.skipped)
+    with state.recorder.span(COMPUTE, "update"):
+        update = state.optimizer.step(reduced, scale=state.loss_scale.value)
+        state.loss_scale.update(update.skipped)
     state.weights.start()
 
     state.control.sum(sums_2)
@@ -105,7 +108,9 @@ def train_step(state: TrainState, step: StepSamples[Batch]) -> StepResult:
 
 def forward_backward(state: TrainState, batch: Batch, step: StepSamples[Batch]) -> Tensor:
     """Adds the gradients of one micro-batch; its sums of losses, [2]."""
-    losses = state.model(batch.to(state.device))
-    loss = losses.of_global_batch(step.global_masked, step.global_samples)
-    (loss * state.loss_scale.value).backward()
+    with state.recorder.span(COMPUTE, "forward"):
+        losses = state.model(batch.to(state.device))
+        loss = losses.of_global_batch(step.global_masked, step.global_samples)
+    with state.recorder.span(COMPUTE, "backward"):
+        (loss * state.loss_scale.value).backward()
     return torch.stack([losses.masked_lm_sum, losses.next_sentence_sum]).detach()
