@@ -120,12 +120,13 @@ def make_layout(
     buckets: list[Bucket] = []
     for group in _groups(shapes, units, bucket_size):
         start = at = buckets[-1].end if buckets else 0
-        for name in sorted(group, key=lambda name: name not in is_decayed):  # stable
+        ordered = sorted(group, key=lambda name: name not in is_decayed)  # stable
+        for name in ordered:
             shape = tuple(shapes[name])
             slots[name] = Slot(name, shape, at, at + _numel(shape))
             at = _aligned(slots[name].end, ALIGNMENT)
         end = start + _aligned(max(at - start, 1), ALIGNMENT * num_shards)
-        buckets.append(Bucket(start, end, tuple(sorted(group, key=lambda name: slots[name].start))))
+        buckets.append(Bucket(start, end, tuple(ordered)))
     return FlatLayout(slots, tuple(buckets), num_shards)
 
 
