@@ -243,6 +243,25 @@ def test_options_that_contradict_or_overwrite(tmp_path: Path, data: Path, capsys
     assert "leave out one of them" in refusal(capsys, tmp_path, "--runs", "2", "--save", str(tmp_path / "new"))
     assert "exists already and is not overwritten" in refusal(capsys, tmp_path, "--save", str(kept))
     assert "(--save) cannot be written" in refusal(capsys, tmp_path, "--save", str(tmp_path / "tiny.json"))
+    for step in ("5", "-1"):
+        assert f"--trace is {step}, expected a step from 0 to 4" in refusal(capsys, tmp_path, "--trace", step)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["run.shard_group=3"], "run.shard_group is 3 ranks, which does not divide the 2 ranks; give one of 1, 2"),
+        (["run.reduction=flat", "run.shard_group=1"], "run.reduction is flat, which shards over all 2 ranks"),
+        (["run.reduction=hierarchical"], "but there is 1 node, expected at least 2"),
+        (["run.bucket_mib=0"], "run.bucket_mib"),
+        (["run.wire=int8"], "run.wire"),
+    ],
+)
+def test_sharding_that_cannot_be(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], settings: list[str], expected: str
+) -> None:
+    files.write(tmp_path, tiny_system(data), "tiny.json")
+    assert expected in refusal(capsys, tmp_path, "--set", *settings)
 
 
 def test_file_where_the_results_folder_should_be(

@@ -43,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Runs:
     (shared / "result_0.txt").write_text("an earlier result without a folder\n")
     before = launching.snapshot(shared)
 
-    options = ["--save", str(root / "kept" / "kept"), "--set", "recipe.beta_1=0.8", "sw_notes=a test"]
+    options = ["--save", str(root / "kept" / "kept"), "--trace", "2", "--set", "recipe.beta_1=0.8", "sw_notes=a test"]
 
     def one_node(number: int) -> Launched:
         return ended(
@@ -177,3 +177,12 @@ def test_kept_weights_are_where_another_run_begins(runs: Runs, data: Path, tmp_p
     for name in before:
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-12, msg=name)
     assert values(launched.log, "eval_accuracy") == [values(runs.kept.log, "eval_accuracy")[-1]]
+
+
+def test_the_timeline_of_a_step_shows_all_lanes_of_all_ranks(runs: Runs) -> None:
+    folder = runs.kept.results / "run_0"
+    assert sorted(path.name for path in folder.iterdir()) == sorted((*RUN_FILES, "timeline.png", "trace.json"))
+    spans = [e for e in json.loads((folder / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    work = {(span["pid"], span["tid"], span["name"].split()[0]) for span in spans}
+    kinds = {"compute": ("forward", "backward", "update"), "reduce": ("reduce",), "gather": ("gather",)}
+    assert work == {(rank, lane, kind) for rank in (0, 1) for lane, names in kinds.items() for kind in names}
