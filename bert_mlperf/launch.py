@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bert_mlperf.config.doctor import environment
 from bert_mlperf.config.sharding import sharding_plan
+from bert_mlperf.config.sharp import check_sharp
 from bert_mlperf.config.system import DEMO_DATA, ResolvedSystem, load_system
 from bert_mlperf.errors import UserError
 from bert_mlperf.ranks import Place, start_ranks
@@ -52,6 +53,7 @@ def launch(
     check_arguments(runs, save)
     check_trace(trace, resolved)
     sharding_plan(resolved.run, world_size=resolved.world_size)  # raises if it cannot be
+    check_sharp(resolved.run, world_size=resolved.world_size)
     place = find_place(resolved)
     check_port(place)
     say(describe_system(resolved))

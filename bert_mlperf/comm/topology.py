@@ -8,9 +8,11 @@ With 2 nodes of 4 ranks and shard groups of 4: {0 1 2 3} {4 5 6 7}, and {0 4} {1
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
+from bert_mlperf.comm.sharp import SharpRequest
 from bert_mlperf.errors import UserError
 
 
@@ -58,18 +60,29 @@ class Groups:
     replica: dist.ProcessGroup | None
 
 
-def open_groups(topology: Topology, *, timeout_s: float) -> Groups:
+def open_groups(topology: Topology, *, timeout_s: float, sharp: SharpRequest | None = None) -> Groups:
     """New communicators, whose collectives raise after `timeout_s` seconds; every rank calls this, as often as all
-    others, and makes all of them in one order."""
-    everyone = [list(range(topology.world_size))]
-    kinds = (everyone, topology.shard_groups(), topology.replica_groups())
-    return Groups(*(_own_group(groups, topology.rank, timeout_s) for groups in kinds))
+    others, and makes all of them in one order. The one that `sharp` names asks for SHARP, the others do not."""
+    kinds = {
+        "world": [list(range(topology.world_size))],
+        "shard": topology.shard_groups(),
+        "replica": topology.replica_groups(),
+    }
+    opened: dict[str, dist.ProcessGroup | None] = {}
+    for kind, groups in kinds.items():
+        if sharp is not None and sharp.kind == kind:
+            with sharp.applied(timeout_s=timeout_s) as options:
+                opened[kind] = _own_group(groups, topology.rank, timeout_s, options)
+                sharp.first_use(opened[kind])
+        else:
+            opened[kind] = _own_group(groups, topology.rank, timeout_s)
+    return Groups(**opened)
 
 
-def _own_group(groups: list[list[int]], rank: int, timeout_s: float) -> dist.ProcessGroup | None:
+def _own_group(groups: list[list[int]], rank: int, timeout_s: float, options: Any = None) -> dist.ProcessGroup | None:
     own = None
     for ranks in groups:
         if len(ranks) > 1:
-            group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
+            group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), pg_options=options)
             own = group if rank in ranks else own
     return own

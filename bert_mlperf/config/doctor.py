@@ -12,7 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bert_mlperf.config.sharding import sharding_plan
+from bert_mlperf.config.sharp import sharp_here
 from bert_mlperf.config.system import ResolvedSystem, load_system
+from bert_mlperf.errors import UserError
 
 PACKAGE = "bert-mlperf"
 PIPE_WIDTH = 160  # columns where the output is no terminal
@@ -114,7 +117,18 @@ def _consequences(resolved: ResolvedSystem) -> list[tuple[str, ...]]:
             f"{points[-1] // run.recipe.global_batch_size:,} at most, the learning rate ends at "
             f"{run.recipe.training_steps:,}",
         ),
+        *_reduction(resolved),
     ]
+
+
+def _reduction(resolved: ResolvedSystem) -> list[tuple[str, ...]]:
+    run, world_size = resolved.run, resolved.world_size
+    try:
+        plan = sharding_plan(run, world_size=world_size)
+    except UserError as error:
+        return [("reduction", f"cannot be: {error}")]
+    groups = f"shard groups of {plan.shard_group_size} ranks, {plan.wire} on the wire"
+    return [("reduction", f"{plan.strategy}, {groups}"), ("sharp", str(sharp_here(run, world_size=world_size)))]
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:

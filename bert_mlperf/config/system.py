@@ -77,6 +77,10 @@ class Run(BaseModel):
         default="auto", description="Of gradients on the wire; auto is the precision."
     )
     bucket_mib: float = Field(default=25.0, gt=0, le=1e6, description="Size of what is reduced at a time, in MiB.")
+    sharp: Literal["auto", "off", "require"] = Field(
+        default="auto",
+        description="Whether the all-reduce between nodes asks for SHARP; require ends the run where it cannot.",
+    )
     overlap: bool = Field(default=True, description="Whether ranks talk under backward and forward.")
     target_accuracy: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=rules.TARGET_ACCURACY,

@@ -14,6 +14,7 @@ from bert_mlperf.comm.overlap import GradientReduction, WeightGather
 from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.comm.recorder import GATHER, REDUCE, Recorder
 from bert_mlperf.comm.reduction import WIRE_DTYPES, Reduction
+from bert_mlperf.comm.sharp import SharpRequest
 from bert_mlperf.comm.topology import Topology, open_groups
 from bert_mlperf.config.sharding import ShardingPlan, sharding_plan
 from bert_mlperf.config.system import Run
@@ -27,6 +28,7 @@ from bert_mlperf.optim.flat import FlatBuffers
 from bert_mlperf.optim.layout import FlatLayout, TensorRange, make_layout
 from bert_mlperf.optim.loss_scale import LossScale
 from bert_mlperf.optim.sharded_lamb import ShardedLamb
+from bert_mlperf.train.inter_node import sharp_request
 from bert_mlperf.train.step import TrainState, train_step
 
 
@@ -73,11 +75,16 @@ def build_state(run: Run, control: Control, device: torch.device, *, seed: int, 
     for parameter in model.parameters():
         control.broadcast(parameter.data)
     torch.manual_seed(derived_seed(seed, "dropout", control.rank))
-    return shard_state(model, run, plan, control, device)
+    return shard_state(model, run, plan, control, device, sharp=sharp_request(run, plan, control, device))
 
 
 def shard_state(
-    model: BertForPreTraining, run: Run, plan: ShardingPlan, control: Control, device: torch.device
+    model: BertForPreTraining,
+    run: Run,
+    plan: ShardingPlan,
+    control: Control,
+    device: torch.device,
+    sharp: SharpRequest | None = None,
 ) -> TrainState:
     """The state of a model (its fp32 weights are equal on all ranks) that trains as `plan` says."""
     topology = Topology(control.rank, control.world_size, plan.shard_group_size)
@@ -97,8 +104,8 @@ def shard_state(
         accumulation_steps=run.gradient_accumulation_steps,
     )
 
-    def reduction() -> Reduction:
-        return Reduction(topology, open_groups(topology, timeout_s=run.timeout_s), strategy=plan.strategy)
+    def reduction(sharp: SharpRequest | None = None) -> Reduction:
+        return Reduction(topology, open_groups(topology, timeout_s=run.timeout_s, sharp=sharp), strategy=plan.strategy)
 
     optimizer = ShardedLamb(
         layout,
@@ -111,7 +118,7 @@ def shard_state(
     )
     recorder = Recorder(device)
     lanes = [Lane(name, device, overlap=plan.overlap, recorder=recorder) for name in (REDUCE, GATHER)]
-    gradients = GradientReduction(flat, reduction(), lanes[0], wire_dtype=WIRE_DTYPES[plan.wire])
+    gradients = GradientReduction(flat, reduction(sharp), lanes[0], wire_dtype=WIRE_DTYPES[plan.wire])
     gradients.watch(dict(model.named_parameters()))
     weights = WeightGather(flat, reduction(), lanes[1])
     weights.watch(model.units())
