@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.comm.control import Control
+from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.model.bert import Losses
 from bert_mlperf.optim.lamb import accurate_norm
@@ -39,9 +39,7 @@ def train_losses(control: Control, path: Path, accumulation: int, mean_of_means:
             lambda model, inputs, losses: _mean_of_means(inputs[0], losses, world, accumulation)
         )
     losses, norms = [], []
-    with setup.open_loader(
-        run, setup.open_shards(run, str(path)), RankInfo(control.rank, 0, world), seed=5
-    ) as loader:
+    with setup.open_loader(run, setup.open_shards(run, str(path)), RankInfo(control.rank, 0, world), seed=5) as loader:
         for step in loader:
             result = train_step(state, step)
             losses.append(result.loss.item())
@@ -87,7 +85,8 @@ def weights_of(state: TrainState) -> torch.Tensor:
 
 
 def clipped_gradient(control: Control, path: Path, accumulation: int) -> tuple[float, float]:
-    """(norm before clipping, norm after, read off the first moment) of a step whose loss is scaled up, so that every part must be clipped."""
+    """(norm before clipping, norm after, read off the first moment) of a step whose loss is scaled up, so that every
+    part must be clipped."""
     run = small_run(ranks_per_node=control.world_size, gradient_accumulation_steps=accumulation)
     state = setup.build_state(run, control, torch.device("cpu"), seed=5, checkpoint=None)
 

@@ -102,10 +102,12 @@ def test_gradients_that_are_not_finite_are_left_to_be_named():
     assert flat[0] == 1.0 and flat[2] == 2.0
 
 
-@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 3_000_000])
-def test_norms_of_large_tensors_are_accurate(size):
-    x = torch.randn(size, generator=torch.Generator().manual_seed(size))
-    assert float(accurate_norm(x)) == pytest.approx(float(x.double().norm()), rel=5e-7)
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 4096, 3_000_000])
+@pytest.mark.parametrize("kind", ["normal", "equal", "rounded"])
+def test_norms_are_accurate(size, kind):
+    normal = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    x = {"normal": normal, "equal": torch.full((size,), 0.1), "rounded": (normal * 300).round() / 512}[kind]
+    assert float(accurate_norm(x)) == pytest.approx(float(x.double().norm()), rel=2e-7)
 
 
 def test_decay_and_adaptation_of_bert_large_are_those_of_the_reference():
