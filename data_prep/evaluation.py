@@ -17,7 +17,7 @@ from bert_mlperf.data_prep.fingerprint import (
 )
 from bert_mlperf.data_prep.inputs import find_sources
 from bert_mlperf.data_prep.part_examples import Progress, write_part_examples
-from bert_mlperf.data_prep.stage import Job, run_stage
+from bert_mlperf.data_prep.stage import Job, number_of, run_stage
 from bert_mlperf.errors import UserError
 
 SHARD = "part_00000_of_00001.hdf5"
@@ -62,6 +62,7 @@ def eval_examples(
         workers=1,
         finish=lambda *_: same_vocabulary(vocabulary, settings),
     )
+    print(f"{'eval':8s} {number_of(num_samples, 'sample')}, {Path(out) / SHARD}", file=sys.stderr)
     _print_fingerprints(manifest["outputs"][0]["facts"])
     return manifest
 
@@ -73,8 +74,8 @@ def picked(num_examples: int, num_samples: int) -> np.ndarray:
     """
     if num_examples < num_samples:
         raise UserError(
-            f"the evaluation text gives {num_examples:,} examples, expected at least {num_samples:,}; give more text "
-            "or a smaller --num-samples."
+            f"the evaluation text gives {num_examples:,} examples, expected at least {num_samples:,}; give "
+            f"--num-samples {num_examples} or fewer, or more text."
         )
     return (np.arange(num_samples) * (num_examples / num_samples)).astype(np.int64)
 

@@ -1,7 +1,9 @@
 """The step "examples": text parts to shards of masked examples, all of them or a uniform draw."""
 
 import functools
+import hashlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from bert_mlperf.data_prep.examples import ExampleOptions
 from bert_mlperf.data_prep.inputs import find_sources
 from bert_mlperf.data_prep.part_examples import Progress, count_examples, write_part_examples
 from bert_mlperf.data_prep.pool import default_workers
-from bert_mlperf.data_prep.stage import UNFINISHED, Job, check_free, md5_of, read_manifest, run_stage
+from bert_mlperf.data_prep.stage import UNFINISHED, Job, check_free, md5_of, number_of, read_manifest, run_stage
 from bert_mlperf.data_prep.subset import check_subset, part_of_subset, shard_bytes, spill_bytes
 from bert_mlperf.data_prep.wordpiece import read_vocabulary
 from bert_mlperf.errors import UserError
@@ -69,7 +71,7 @@ def examples(
         Job((path,), (f"part_{i:05d}_of_{len(parts):05d}.hdf5",), arguments)
         for i, (path, arguments) in enumerate(parts)
     ]
-    return run_stage(
+    manifest = run_stage(
         "examples",
         out=out,
         options=settings | {"subset": subset, "subset_seed": subset_seed},
@@ -78,6 +80,9 @@ def examples(
         workers=workers,
         finish=lambda _, facts: same_vocabulary(vocabulary, settings) | _totals(facts) | summary,
     )
+    shards = number_of(len(manifest["outputs"]), "shard")
+    print(f"{'examples':8s} {number_of(manifest['summary']['samples'], 'sample')} in {shards}, {out}", file=sys.stderr)
+    return manifest
 
 
 def example_settings(
@@ -136,9 +141,10 @@ def _counts(
         return list(finished["summary"][_COUNTS])
     check_free(out)
     jobs = [Job((path,), (f"{i:05d}.json",), {}) for i, path in enumerate(sources)]
+    request = json.dumps([settings, [os.path.abspath(path) for path in sources]], sort_keys=True)
     counted = run_stage(
         "count",
-        out=out / UNFINISHED / "counts",
+        out=out / UNFINISHED / f"counts-{hashlib.sha256(request.encode()).hexdigest()[:8]}",  # one for all subsets
         options=settings,
         jobs=jobs,
         work=functools.partial(_write_count, **bound),
@@ -198,7 +204,8 @@ def _check_disk(
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"
+    unit, name = next(((size, name) for size, name in ((1e9, "GB"), (1e6, "MB")) if num_bytes >= size), (1e3, "kB"))
+    return f"{num_bytes / unit:.3g} {name}"
 
 
 def _totals(facts: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -20,12 +20,13 @@ The reference has faults here, which `reference_faults=True` reproduces byte for
 import functools
 import hashlib
 import random
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_mlperf.data_prep.inputs import find_sources
-from bert_mlperf.data_prep.stage import Job, Progress, md5_of, run_stage, write_atomically
+from bert_mlperf.data_prep.stage import Job, Progress, md5_of, number_of, run_stage, write_atomically
 from bert_mlperf.data_prep.texts import articles_of, joined, raw_sizes, read_text, write_text
 from bert_mlperf.errors import UserError
 
@@ -56,6 +57,7 @@ def split(
             "another number."
         )
     sources = find_sources(inputs, out=out)
+    _check_articles([source.path for source in sources], num_eval_articles, reference_faults=reference_faults)
     options = {"num_eval_articles": num_eval_articles, "seed": seed, "reference_faults": reference_faults}
     jobs = [
         Job(
@@ -72,12 +74,59 @@ def split(
     ]
     pieces = [job.outputs[1] for job in jobs]
     finish = functools.partial(_write_eval, pieces=pieces, separator="" if reference_faults else "\n")
-    return run_stage("split", out=out, options=options, jobs=jobs, work=split_file, workers=workers, finish=finish)
+    manifest = run_stage("split", out=out, options=options, jobs=jobs, work=split_file, workers=workers, finish=finish)
+    total = sum(output["facts"]["articles"] - output["facts"]["blank"] for output in manifest["outputs"][::2])
+    withheld, where = manifest["summary"]["eval_articles"], Path(out) / "eval.txt"
+    print(f"{'split':8s} {withheld:,} of {number_of(total, 'article')} withheld, in {where}", file=sys.stderr)
+    return manifest
 
 
 def share(total: int, *, index: int, num_files: int) -> int:
     """How many of `total` articles file `index` of `num_files` gives (in floating point, as the reference has it)."""
     return int((index + 1) * total * 1.0 / num_files) - int(index * total * 1.0 / num_files)
+
+
+def most_articles(candidates: Sequence[int]) -> int:
+    """How many articles can be withheld for certain, and any number below, from files of which each has so many."""
+    return min(candidates) * len(candidates)
+
+
+def _check_articles(paths: Sequence[Path], total: int, *, reference_faults: bool) -> None:
+    """UserError, before anything is written, if a file has fewer articles than are to be withheld from it. Of a large
+    text, of which each file gives one, little is read."""
+    for i, path in enumerate(paths):
+        count = share(total, index=i, num_files=len(paths))
+        found = count_articles(path, reference_faults=reference_faults, most=count)
+        if found < count:
+            most = most_articles([count_articles(path, reference_faults=reference_faults) for path in paths])
+            raise UserError(
+                f"{path} has {number_of(found, 'article')}, expected at least the {count:,} that are to be withheld "
+                f"from it (all files give alike); withhold fewer, --eval-articles {most} at most, or give more text."
+            )
+
+
+def count_articles(path: Path, *, reference_faults: bool, most: int | None = None) -> int:
+    """The articles of a file that can be drawn, or `most` if there are as many. Bad bytes are left to `split_file`."""
+    try:
+        if reference_faults:
+            return path.read_bytes().count(b"\n\n") + 1
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
+            return _count_runs(lines, most=most)
+    except OSError as error:
+        raise UserError(f"the input {path} cannot be read: {error.strerror}; check its permissions.") from None
+
+
+def _count_runs(lines: Iterable[str], *, most: int | None) -> int:
+    """Runs of lines between empty ones in which there is text."""
+    count, is_counted = 0, False  # whether the run at hand is
+    for line in lines:
+        if count == most:
+            break
+        if line == "\n":
+            is_counted = False
+        elif not is_counted and line.strip():
+            count, is_counted = count + 1, True
+    return count
 
 
 def draw(is_blank: Sequence[bool], *, count: int, seed: int, reference_faults: bool) -> list[int]:

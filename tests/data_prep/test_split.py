@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bert_mlperf.data_prep.clean import clean
 from bert_mlperf.data_prep.gather import gather
 from bert_mlperf.data_prep.segment import segment
-from bert_mlperf.data_prep.split import draw, share, split, split_file
+from bert_mlperf.data_prep.split import count_articles, draw, share, split, split_file
 from bert_mlperf.data_prep.stage import Job
 from bert_mlperf.data_prep.texts import articles_of
 from bert_mlperf.errors import UserError
@@ -83,6 +83,31 @@ def test_a_file_with_too_few_articles_is_named_and_nothing_is_written(tmp_path: 
     with pytest.raises(UserError, match=rf"text has {enough} articles, expected at least the {enough + 1} "):
         run(TEXT, tmp_path, count=enough + 1, reference_faults=reference_faults)
     assert not (tmp_path / "train").exists() and not (tmp_path / "withheld").exists()
+
+
+@pytest.mark.parametrize("reference_faults", [False, True])
+def test_files_with_too_few_articles_are_found_before_anything_is_written(
+    tmp_path: Path, reference_faults: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of three files the last one is short; the number that is named works, and one more than its share does not."""
+    folder = write_files(tmp_path / "text", ["A.\n\nB.\n\n \n\n\nC.\n\nD.\n"] * 2 + ["A.\n\n\n\n \nB."])
+    most = 9 if reference_faults else 6
+    with pytest.raises(UserError, match=rf"wiki_02 has {most // 3} articles, .* --eval-articles {most} at most, or"):
+        split([folder], out=tmp_path / "out", num_eval_articles=most + 3, reference_faults=reference_faults)
+    assert not (tmp_path / "out").exists()
+    split([folder], out=tmp_path / "out", num_eval_articles=most, reference_faults=reference_faults, workers=1)
+    assert f"split    {most} of 10 articles withheld, in {tmp_path}/out/eval.txt" in capsys.readouterr().err
+
+
+@given(text=st.text(alphabet="a \n\r\x85", max_size=40), most=st.integers(0, 5))
+def test_articles_are_counted_as_they_are_split(tmp_path_factory: pytest.TempPathFactory, text: str, most: int) -> None:
+    path = tmp_path_factory.mktemp("count") / "text"
+    path.write_text(text, encoding="utf-8", newline="")
+    articles = articles_of(text)
+    with_text = sum(bool(article.strip()) for article in articles)
+    assert count_articles(path, reference_faults=True) == len(articles)
+    assert count_articles(path, reference_faults=False) == with_text
+    assert count_articles(path, reference_faults=False, most=most) == min(most, with_text)
 
 
 def test_bytes_that_are_not_utf8_and_a_negative_number_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bert_mlperf.data_prep.request import difference
 from bert_mlperf.data_prep.stage import Job, read_manifest, run_stage
 from bert_mlperf.errors import UserError
 
@@ -144,12 +145,67 @@ def test_another_request_is_refused(jobs: list[Job], tmp_path: Path) -> None:
     (tmp_path / "trouble").write_text("bad input")
     with pytest.raises(UserError, match="the text is bad"):
         run(jobs, tmp_path / "out", options={"seed": 1})
-    with pytest.raises(UserError, match=r"holds an unfinished run with other options .*'seed': 1"):
+    with pytest.raises(UserError, match=r"an unfinished run of another request \(--seed 1, not --seed 2\); run"):
         run(jobs, tmp_path / "out", options={"seed": 2})
     (tmp_path / "trouble").unlink()
     run(jobs, tmp_path / "out", options={"seed": 1})
-    with pytest.raises(UserError, match=r"holds the result of another request .*'seed': 1"):
+    with pytest.raises(UserError, match=r"holds the result of another request \(other input files\); remove"):
         run(jobs[:4], tmp_path / "out", options={"seed": 1})
+
+
+@pytest.mark.parametrize("trouble", ["bad input", "full", "killed"])
+@pytest.mark.parametrize("out", ["out", "new/out", "old/out"])
+def test_a_failure_before_the_first_file_leaves_nothing(
+    jobs: list[Job], tmp_path: Path, trouble: str, out: str
+) -> None:
+    (tmp_path / "old" / "out").mkdir(parents=True)
+    (tmp_path / "trouble").write_text(trouble)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError):
+        run(jobs[3:], tmp_path / out)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_killed_before_its_first_file_gives_way_to_another(jobs: list[Job], tmp_path: Path) -> None:
+    unfinished = tmp_path / "out" / ".unfinished"
+    for folder in ("done", "tmp"):
+        (unfinished / folder).mkdir(parents=True)
+    (unfinished / "tmp" / "0-0").write_text("half")
+    (unfinished / "plan.json").write_text(json.dumps({"stage": "other", "options": {}, "versions": {}, "request": ""}))
+    run(jobs, tmp_path / "out", options={"seed": 2})
+    run(jobs, tmp_path / "undisturbed", options={"seed": 2})
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+def test_a_file_without_record_is_not_given_away(jobs: list[Job], tmp_path: Path) -> None:
+    """A kill between the rename of the first output and its record."""
+    (tmp_path / "trouble").write_text("bad input")
+    with pytest.raises(UserError):
+        run(jobs, tmp_path / "out", options={"seed": 1})
+    for path in (tmp_path / "out" / ".unfinished" / "done").iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match="an unfinished run of another request"):
+        run(jobs, tmp_path / "out", options={"seed": 2})
+    with pytest.raises(UserError, match="the text is bad"):
+        run(jobs[3:4], tmp_path / "other", options={"seed": 1})
+    assert not (tmp_path / "other").exists() and (tmp_path / "out" / "sub" / "0.out").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"stage": "split"}, {"stage": "gather"}, "prep split, not prep gather"),
+        ({"options": {"num_eval_articles": 40}}, {"options": {"num_eval_articles": 7}}, "--eval-articles 40, not --ev"),
+        ({"options": {"a": {"dupe_factor": 2}}}, {"options": {"a": {"dupe_factor": 3}}}, "--dupe-factor 2, not --dupe"),
+        ({"options": {"subset": None}}, {"options": {"subset": 5}}, "no --subset, not --subset 5"),
+        ({"options": {"x": True, "y": 1}}, {"options": {"x": False, "y": 2}}, "--x, --y 1, not no --x, --y 2"),
+        ({"request": "a"}, {"request": "b"}, "other input files"),
+        ({"versions": {"tokenizers": "1"}}, {"versions": {"tokenizers": "2"}}, "tokenizers 1, not tokenizers 2"),
+    ],
+)
+def test_how_requests_differ(before: dict[str, Any], now: dict[str, Any], said: str) -> None:
+    plan = {"stage": "clean", "options": {}, "request": "", "versions": {}}
+    assert difference(plan | before, plan | now).startswith(said)
 
 
 def test_foreign_files_are_left_alone(jobs: list[Job], tmp_path: Path) -> None:
