@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bert_mlperf.cli_bench import add_bench, run_bench
+from bert_mlperf.cli_plan import add_plan, run_plan
 from bert_mlperf.cli_prep import add_prep, run_prep
 from bert_mlperf.errors import UserError
 from bert_mlperf.train.stop import Stopped
@@ -41,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--round", default="5.0.0", help="MLPerf round whose rules apply (default: %(default)s)")
 
     add_bench(commands)
+    _add_overrides(add_plan(commands))
 
     doctor = commands.add_parser("doctor", help="print a resolved system and what is installed")
     doctor.add_argument("--system", type=Path, default=Path("systems/local-cpu.json"), help="system file")
@@ -91,6 +93,8 @@ def _run(options: argparse.Namespace) -> int:
         return run_prep(options)
     if options.command == "bench":
         return run_bench(options)
+    if options.command == "plan":
+        return run_plan(options)
     if options.command == "check":
         from bert_mlperf.mlperf.check import main_check
 

@@ -1,0 +1,178 @@
+"""BERT-Large on 8 nodes x 8 ranks, against figures worked out by hand; and the command that prints them."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bert_mlperf.cli import main
+from bert_mlperf.comm.control import Control
+from bert_mlperf.comm.topology import Topology
+from bert_mlperf.config.model import NAMED_MODELS
+from bert_mlperf.config.sharding import sharding_plan
+from bert_mlperf.train import dry_run as dry
+from bert_mlperf.train.setup import build_state
+from tests.config import files
+from tests.train.small import small_run
+
+# Elements, by hand: matrices and biases of BERT-Large (hidden 1024, feed-forward 4096, vocabulary 30522).
+EMBEDDINGS = (30522 + 512 + 2) * 1024 + 2 * 1024
+LAYER = (3 * 1024 * 1024 + 3 * 1024) + (1024 * 1024 + 1024) + 2 * 1024
+LAYER += (1024 * 4096 + 4096) + (4096 * 1024 + 1024) + 2 * 1024
+HEADS = (1024 * 1024 + 1024) + (2 * 1024 + 2) + (1024 * 1024 + 1024) + 2 * 1024 + 30522
+PARAMETERS = 336_226_108
+
+# 25 MiB of bf16 are 13,107,200 elements: more than a layer (12,596,224), less than two. So the buckets are
+#   heads + layer 23                      14,730,044; 14,730,112 with the biases of 2 and 30522 filled up to 64s
+#   layers 22 + 21, 20 + 19, ..., 2 + 1   11 times 25,192,448
+#   layer 0 + embeddings                  44,379,136
+# each filled up to a multiple of 64 elements for each shard: of 512 for 8 shards, of 4,096 for 64.
+BUCKETS_8 = [28_770 * 512] + 11 * [49_204 * 512] + [86_678 * 512]
+BUCKETS_64 = [3_597 * 4_096] + 11 * [6_151 * 4_096] + [10_835 * 4_096]
+SIZE_8, SIZE_64 = 336_226_304, 336_252_928
+
+# bytes, bf16 on the wire and in the model
+SENT = {  # reduce-scatter, all-reduce, gather
+    "flat": (2 * SIZE_64 // 64 * 63, 0, 2 * SIZE_64 // 64 * 63),
+    "node": (0, 2 * 2 * SIZE_8 // 64 * 63, 2 * SIZE_8 // 8 * 7),
+    "hierarchical": (2 * SIZE_8 // 8 * 7, 2 * (2 * SIZE_8 // 8) // 8 * 7, 2 * SIZE_8 // 8 * 7),
+}
+HELD = {  # weights, gradients, accumulated, state, reduced, buffers (the part of the largest bucket)
+    "flat": (2 * SIZE_64, 2 * SIZE_64, 0, 12 * SIZE_64 // 64, 4 * SIZE_64 // 64, 2 * 44_380_160 // 64),
+    "node": (2 * SIZE_8, 2 * SIZE_8, 0, 12 * SIZE_8 // 8, 4 * SIZE_8 // 8, 2 * 44_379_136 // 8),
+    "hierarchical": (2 * SIZE_8, 2 * SIZE_8, 0, 12 * SIZE_8 // 8, 4 * SIZE_8 // 8, 2 * 44_379_136 // 8),
+}
+TOTALS = {
+    "flat": (1_323_995_904, 1_430_461_824),
+    "node": (1_912_287_104, 2_028_452_608),
+    "hierarchical": (1_323_891_072, 2_028_452_608),
+}
+
+
+def large_run(**changes):
+    fields = {"model": NAMED_MODELS["bert-large"], "ranks_per_node": 8, "precision": "bf16", "device": "cuda"}
+    recipe = {"global_batch_size": 3072, "base_learning_rate": 0.002, "training_steps": 1059}
+    return small_run(**{**fields, "recipe": recipe, "micro_batch_size": 48, **changes})
+
+
+def test_the_figures_by_hand_are_those_of_the_model():
+    assert EMBEDDINGS + 24 * LAYER + HEADS == PARAMETERS == NAMED_MODELS["bert-large"].num_parameters
+    assert (sum(BUCKETS_8), sum(BUCKETS_64)) == (SIZE_8, SIZE_64)
+    assert (SIZE_8 - PARAMETERS, SIZE_64 - PARAMETERS) == (196, 26_820)
+
+
+@pytest.fixture(scope="module")
+def eight_by_eight():
+    return dry.dry_runs(large_run(), nodes=8, rank=11)
+
+
+@pytest.mark.parametrize("strategy", ["flat", "node", "hierarchical"])
+def test_bert_large_on_8_x_8(strategy, eight_by_eight):
+    found = eight_by_eight[strategy]
+    sent, held = found.traffic, found.memory
+    assert [bucket.size for bucket in found.state.flat.layout.buckets] == (
+        BUCKETS_64 if strategy == "flat" else BUCKETS_8
+    )
+    assert (sent.reduce_scatter, sent.all_reduce, sent.gather) == SENT[strategy]
+    assert tuple(vars(held).values()) == HELD[strategy]
+    assert (sent.total, held.total) == TOTALS[strategy]
+    shards = 64 if strategy == "flat" else 8
+    assert held.state == pytest.approx(12 * PARAMETERS / shards, rel=1e-4)
+
+
+def test_borders_of_a_shard(eight_by_eight):
+    """Shard 3 of 8. Bucket 0 begins with the matrices of pooler, classifier, transform and layer 23; the last bucket
+    with those of layer 0 and the word embeddings."""
+    found = eight_by_eight["hierarchical"]
+    matrices = 1024 * 1024
+    first = 3 * 14_730_240 // 8 - (matrices + 2048 + matrices + 3 * matrices)
+    last = 4 * 44_379_136 // 8 - (3 + 1 + 4 + 4) * matrices
+    assert (first, last) == (278_912, 9_606_656)
+    assert found.first == dry.Border("bert/encoder/layer_23/attention/output/dense/kernel", first)
+    assert found.last == dry.Border("bert/embeddings/word_embeddings", last)
+    assert (found.num_pieces, found.state.flat.layout.shard_size) == (25, SIZE_8 // 8)
+
+
+def test_the_last_shard_ends_with_the_last_tensor():
+    found = dry.dry_run(large_run(reduction="hierarchical"), rank=63, world_size=64)
+    assert found.last == dry.Border("bert/embeddings/LayerNorm/beta", 1024)
+
+
+@pytest.mark.parametrize(
+    ("changes", "accumulated", "buffers"),
+    [
+        ({}, 0, 11_094_784),  # NCCL receives a part
+        ({"device": "cpu"}, 0, 88_758_272),  # gloo receives as much as a bucket
+        ({"gradient_accumulation_steps": 2}, 4 * SIZE_8, 88_758_272 + 11_094_784),  # and a copy in bf16 is sent
+        ({"precision": "fp32", "bucket_mib": 50.0}, 0, 2 * 11_094_784),  # nothing is copied, fp32 is received
+        ({"wire": "fp32", "bucket_mib": 50.0}, 0, 2 * (88_758_272 + 11_094_784)),  # copies in fp32 are sent
+    ],
+)
+def test_buffers_of_hierarchical(changes, accumulated, buffers):
+    held = dry.dry_run(large_run(reduction="hierarchical", **changes), rank=0, world_size=64).memory
+    assert (held.accumulated, held.buffers) == (accumulated, buffers)
+
+
+def test_every_group_has_the_right_ranks_on_each_of_the_64_ranks():
+    for rank in range(64):
+        node, place = rank // 8, rank % 8
+        with dry.fake_ranks(rank, 64):
+            by_node = dry.group_ranks(Topology(rank, 64, 8))
+            by_world = dry.group_ranks(Topology(rank, 64, 64))
+            by_pair = dry.group_ranks(Topology(rank, 64, 2))
+        everyone = list(range(64))
+        assert by_node == {
+            "world": everyone,
+            "shard": [8 * node + other for other in range(8)],
+            "replica": [8 * other + place for other in range(8)],
+        }
+        assert by_world == {"world": everyone, "shard": everyone, "replica": [rank]}
+        assert by_pair["shard"] == [rank - rank % 2, rank - rank % 2 + 1]
+        assert by_pair["replica"] == list(range(rank % 2, 64, 2))
+    assert not dist.is_initialized()
+
+
+def test_what_is_the_same_storage_is_counted_once():
+    """One rank in fp32: shard and weights, reduced and gradients are the same tensors."""
+    run = small_run(reduction="flat")
+    state = build_state(run, Control(rank=0, world_size=1), torch.device("cpu"), seed=1, checkpoint=None)
+    size = 4 * state.flat.layout.size
+    held = dry.memory(sharding_plan(run, world_size=1), Topology(0, 1, 1), state, backend="gloo")
+    assert held == dry.Memory(size, size, 0, state=2 * size, reduced=0, buffers=0)
+
+
+def system_file(folder, **run):
+    small = files.small()
+    return str(files.write(folder, small | {"run": small["run"] | run}))
+
+
+def test_the_command_prints_a_table_per_strategy(tmp_path, capsys):
+    system = system_file(tmp_path, model="bert-large", precision="bf16", device="cuda")
+    changes = ["ranks_per_node=8", "gradient_accumulation_steps=1", "recipe.global_batch_size=32"]
+    assert main(["plan", "--system", system, "--nodes", "8", "--rank", "15", "--set", *changes]) == 0
+    text = capsys.readouterr().out
+    assert "bert-large: 336,226,108 parameters, bf16; rank 15 of 8 nodes x 8 ranks" in text
+    assert "7 15 23 31 39 47 55 63 (one of 8)" in text
+    assert len(re.findall(r"holds total +2,028,452,608 bytes +1,934\.5 MiB", text)) == 2
+    assert [line.strip() for line in text.splitlines() if line.strip() in dry.STRATEGIES] == list(dry.STRATEGIES)
+
+
+def test_the_command_says_what_cannot_be(tmp_path, capsys):
+    system = system_file(tmp_path)
+    assert main(["plan", "--system", system]) == 0
+    assert "hierarchical: not possible here: run.reduction is hierarchical" in capsys.readouterr().out
+    for arguments, sentence in (
+        (["--rank", "2"], "error: --rank is 2, expected 0 to 1 for 2 ranks; give one of these.\n"),
+        (["--nodes", "0"], "error: --nodes 0 makes 0 ranks, expected 1 to 65,536; give another number.\n"),
+        (["--nodes", "40000"], "error: --nodes 40000 makes 80000 ranks, expected 1 to 65,536; give another number.\n"),
+    ):
+        assert main(["plan", "--system", system, *arguments]) == 2
+        assert capsys.readouterr().err == sentence
+
+
+def test_a_shard_group_of_its_own_size_is_kept_where_it_fits():
+    found = dry.dry_runs(small_run(ranks_per_node=4, shard_group=2), nodes=2, rank=5)
+    assert [found[name].topology.shard_group_size for name in dry.STRATEGIES] == [8, 2, 2]
+    groups = found["hierarchical"].groups
+    assert groups == {"world": list(range(8)), "shard": [4, 5], "replica": [1, 3, 5, 7]}
