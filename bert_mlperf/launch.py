@@ -19,12 +19,10 @@ from pathlib import Path
 from bert_mlperf.config.doctor import environment
 from bert_mlperf.config.sharding import sharding_plan
 from bert_mlperf.config.sharp import check_sharp
-from bert_mlperf.config.system import DEMO_DATA, ResolvedSystem, load_system
+from bert_mlperf.config.system import ResolvedSystem, load_system
 from bert_mlperf.errors import UserError
 from bert_mlperf.ranks import Place, start_ranks
 from bert_mlperf.train.stop import raise_when_stopped, raising_when_stopped
-
-DEMO_FOLDER = Path(".demo-data")
 
 
 @dataclass(frozen=True)
@@ -151,17 +149,12 @@ def open_folder(folder: Path, *, option: str) -> Path:
 
 def prepare_inputs(resolved: ResolvedSystem) -> Inputs:
     """Makes the demo data if the system uses it, and checks data and checkpoint before any rank starts."""
-    from bert_mlperf.data.shards import inspect_shards
+    from bert_mlperf.launch_data import check_data, warnings
 
     run, config = resolved.run, resolved.run.model
-    sets = {"train": run.data.train, "eval": run.data.eval}
-    sets = {key: str(demo_folder(value) / key) if value in DEMO_DATA else value for key, value in sets.items()}
-    train, evaluation = (
-        inspect_shards(
-            Path(sets[key]), vocab_size=config.vocab_size, max_length=config.max_position_embeddings, min_samples=least
-        )
-        for key, least in (("train", run.recipe.global_batch_size), ("eval", 1))
-    )
+    train, evaluation = check_data(resolved)
+    for warning in warnings(resolved, train):
+        say(f"warning  {warning}")
     checkpoint = None if run.data.checkpoint is None else Path(run.data.checkpoint).resolve()
     if checkpoint is not None:
         from bert_mlperf.checkpoint.store import check_checkpoint
@@ -170,15 +163,7 @@ def prepare_inputs(resolved: ResolvedSystem) -> Inputs:
     say(f"data     train {train}")
     say(f"data     eval  {evaluation}")
     say(f"weights  {'drawn from the seed' if checkpoint is None else checkpoint}")
-    return Inputs(Path(sets["train"]).resolve(), Path(sets["eval"]).resolve(), checkpoint)
-
-
-def demo_folder(word: str) -> Path:
-    """The embedded demo data that a word of the system file means, made if it is not there yet."""
-    from bert_mlperf.data_prep.demo_data import DEMO, DEMO_LONG, prepare_demo_data
-
-    options = {"demo": DEMO, "demo-long": DEMO_LONG}[word]
-    return prepare_demo_data(DEMO_FOLDER / word, options=options)
+    return Inputs(train.path.resolve(), evaluation.path.resolve(), checkpoint)
 
 
 def run_once(

@@ -46,7 +46,8 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         others = sorted(item.name for item in path.parent.glob("*.json"))
         there = f"; {path.parent} has {', '.join(others)}" if others else ""
-        raise UserError(f"System file {path} does not exist{there}.") from None
+        start = "" if path.is_absolute() else f" (relative paths start at {Path.cwd()})"
+        raise UserError(f"System file {path} does not exist{start}{there}.") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file (byte {error.start} is no UTF-8); expected a JSON object.") from None
     except OSError as error:

@@ -15,6 +15,7 @@ from bert_mlperf.data.shard_file import LAYOUT, ShardHeader, canonical, digest, 
 from bert_mlperf.errors import UserError
 
 _SUFFIXES = {".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords"}
+_LONGEST_LINE = 1 << 16  # bytes
 _NUMBERED = re.compile(r"part[-_](\d+)[-_]of[-_](\d+)")
 
 
@@ -27,6 +28,7 @@ class PartSummary:
     num_masked: int
     max_length: int  # tokens of the longest sample
     sha256: str  # hex, `shard_file.digest` of the samples in the dtypes of our shards
+    vocab_size: int | None  # of the vocabulary they were made with; None if the layout does not say
 
 
 class Part(Protocol):
@@ -88,9 +90,16 @@ class MappedPart:
         if header.max_length > max_length:
             raise UserError(
                 f"{self.path} holds samples of up to {header.max_length} tokens, expected at most {max_length} (the "
-                "positions of the model); prepare the data with this length or choose another model."
+                f"positions of the model); prepare the data with --max-seq-length {max_length} or choose another model."
             )
-        return PartSummary(header.num_samples, header.num_tokens, header.num_masked, header.max_length, header.sha256)
+        return PartSummary(
+            num_samples=header.num_samples,
+            num_tokens=header.num_tokens,
+            num_masked=header.num_masked,
+            max_length=header.max_length,
+            sha256=header.sha256,
+            vocab_size=header.vocab_size,
+        )
 
 
 class PublishedPart:
@@ -123,6 +132,7 @@ class PublishedPart:
             num_masked=samples.num_masked,
             max_length=int(samples.lengths.max()),
             sha256=digest(canonical(samples, vocab_size=vocab_size)),
+            vocab_size=None,
         )
 
 
@@ -137,6 +147,8 @@ def open_parts(path: str | Path) -> tuple[str, list[Part]]:
     Raises UserError, naming the file, if it is missing, truncated, foreign or of another layout than its neighbours.
     """
     files = find_shards(path)
+    if _is_text(files[0]):
+        raise UserError(f"{files[0]} is text, expected samples; run prep examples on it first.")
     first = detect_layout(files[0])
     for file in files[1:]:
         layout = detect_layout(file)
@@ -152,7 +164,8 @@ def find_shards(path: str | Path) -> list[Path]:
     """The shard files at `path` in sorted order: the file itself, or of a folder all files that are named like shards
     (part-<i>-of-<n> or part_<i>_of_<n> with or without ending, or ending in .hdf5, .hdf, .h5, .tfrecord, .tfrecords).
 
-    Raises UserError if there are none, or if some of a numbered set are missing.
+    Raises UserError if there are none, if some of a numbered set are missing, or if the step that writes them (see
+    data_prep/stage.py) is not finished.
     """
     path = Path(path)
     try:
@@ -163,6 +176,8 @@ def find_shards(path: str | Path) -> list[Path]:
         raise UserError(f"the data path {path} cannot be read: {error.strerror}; give another.") from None
     if not is_folder:
         raise UserError(f"the data path {path} does not exist; give a folder of shards or one shard file.")
+    if (path / ".unfinished").is_dir() and not (path / "manifest.json").exists():
+        raise UserError(f"the step that writes {path} is not finished; run its command again, or give another folder.")
     names = sorted(item.name for item in path.iterdir() if item.is_file() and not item.name.startswith("."))
     found = [name for name in names if Path(name).suffix in _SUFFIXES or _NUMBERED.fullmatch(name)]
     if not found:
@@ -173,6 +188,18 @@ def find_shards(path: str | Path) -> list[Path]:
         )
     _check_complete(path, found)
     return [path / name for name in found]
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file without an ending, as text parts and TFRecords have none, begins with a line of UTF-8 text."""
+    if path.suffix in _SUFFIXES:
+        return False
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(_LONGEST_LINE)
+        return line.endswith(b"\n") and line.decode("utf-8").strip().isprintable() and line != b"\n"
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _check_complete(folder: Path, names: list[str]) -> None:

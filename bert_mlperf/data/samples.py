@@ -108,7 +108,8 @@ class Samples:
             sample = int(np.argmax(bad))
             raise UserError(
                 f"{where}: sample {first_sample + sample} has {lengths[sample]} tokens, expected 1 to {max_length} "
-                "(the positions of the model); prepare the data with this length or choose another model."
+                f"(the positions of the model); prepare the data with --max-seq-length {max_length} or choose another "
+                "model."
             )
 
 

@@ -90,6 +90,7 @@ class DataSummary:
     num_tokens: int
     num_masked: int
     max_length: int  # tokens of the longest sample
+    vocab_size: int | None  # of the vocabulary they were made with; None if the layout does not say
     fingerprint: str  # hex; equal for equal samples in equally cut files, whatever their layout
     verified: bool  # every sample was read and compared with its checksum; false: only headers and sizes were
 
@@ -101,8 +102,8 @@ class DataSummary:
     def __str__(self) -> str:
         verified = "" if self.verified else " (from the headers: the set is too large to be read twice)"
         return (
-            f"{self.num_samples:,} samples, mean {self.mean_length:.0f} tokens, {self.num_files} files of "
-            f"{self.layout}, fingerprint {self.fingerprint[:12]}{verified}"
+            f"{self.num_samples:,} samples, mean {self.mean_length:.0f} tokens, {self.num_files} "
+            f"file{'s' * (self.num_files != 1)} of {self.layout}, fingerprint {self.fingerprint[:12]}{verified}"
         )
 
 
@@ -110,9 +111,9 @@ def inspect_shards(path: str | Path, *, vocab_size: int, max_length: int, min_sa
     """Looks for everything that could stop a run on the data of `path`, before any rank starts.
 
     Raises UserError, naming the file, if one is missing, truncated or foreign, if a token id lies outside [0,
-    vocab_size), if a sample has more than `max_length` tokens, or if there are fewer than `min_samples` samples (one
-    global batch). Shards of ours are compared with their sha256 up to VERIFY_BYTES in all; above that only headers and
-    sizes are checked here, and the samples when they are taken.
+    vocab_size), if a sample has more than `max_length` tokens, if shards differ in the size of their vocabulary, or if
+    there are fewer than `min_samples` samples (one global batch). Shards of ours are compared with their sha256 up to
+    VERIFY_BYTES in all; above that only headers and sizes are checked here, and the samples when they are taken.
     """
     layout, parts = open_parts(path)
     verify = sum(part.num_bytes for part in parts) <= VERIFY_BYTES
@@ -122,6 +123,12 @@ def inspect_shards(path: str | Path, *, vocab_size: int, max_length: int, min_sa
         raise UserError(
             f"{path} holds {num_samples:,} samples, expected at least one global batch of {min_samples:,}; add data or "
             "lower run.recipe.global_batch_size."
+        )
+    vocab_sizes = sorted({part.vocab_size for part in found if part.vocab_size is not None})
+    if len(vocab_sizes) > 1:
+        raise UserError(
+            f"{path} mixes shards made with vocabularies of {vocab_sizes[0]:,} and {vocab_sizes[1]:,} tokens; keep one "
+            "data set in a folder."
         )
     if not any(part.num_masked for part in found):
         raise UserError(
@@ -135,6 +142,7 @@ def inspect_shards(path: str | Path, *, vocab_size: int, max_length: int, min_sa
         num_tokens=sum(part.num_tokens for part in found),
         num_masked=sum(part.num_masked for part in found),
         max_length=max(part.max_length for part in found),
+        vocab_size=vocab_sizes[0] if vocab_sizes else None,
         fingerprint=hashlib.sha256("".join(part.sha256 for part in found).encode()).hexdigest(),
         verified=verify,
     )

@@ -243,7 +243,7 @@ class TestInspect:
         summary = inspect(tmp_path, min_samples=40)
         assert (summary.num_files, summary.num_samples, summary.num_tokens) == (3, 40, samples.num_tokens)
         assert summary.num_masked == samples.num_masked and summary.max_length == 512 and summary.verified
-        assert summary.mean_length == samples.num_tokens / 40
+        assert summary.mean_length == samples.num_tokens / 40 and summary.vocab_size == VOCAB_SIZE
         assert str(summary).startswith(f"40 samples, mean {samples.num_tokens / 40:.0f} tokens, 3 files of bert-mlperf")
 
     def test_fingerprint_follows_the_content_not_the_layout(self, tmp_path: Path, samples: Samples) -> None:
@@ -252,6 +252,7 @@ class TestInspect:
             write_shard(tmp_path / f"{name}.hdf5", content, vocab_size=VOCAB_SIZE)
         write_fixed(tmp_path / "fixed.hdf5", samples)
         write_variable(tmp_path / "variable.hdf5", samples)
+        assert inspect(tmp_path / "fixed.hdf5").vocab_size is None
         prints = {name: inspect(tmp_path / f"{name}.hdf5").fingerprint for name in ("a", "b", "c", "fixed", "variable")}
         assert len(prints["a"]) == 64
         assert prints["a"] == prints["b"] == prints["fixed"] == prints["variable"] != prints["c"]
@@ -286,6 +287,23 @@ class TestBadInput:
 
     def test_empty_folder(self, tmp_path: Path) -> None:
         assert f"the folder {tmp_path} has no shards (it is empty)" in inspect_error(tmp_path)
+
+    def test_folder_of_a_step_that_is_not_finished(self, tmp_path: Path) -> None:
+        (tmp_path / ".unfinished").mkdir()
+        assert f"the step that writes {tmp_path} is not finished; run its command again" in inspect_error(tmp_path)
+
+    @pytest.mark.parametrize("line", ["The sea is wide.", "Gro\xdfe Fische.", "x" * 70_000])
+    def test_text(self, tmp_path: Path, line: str) -> None:
+        path = tmp_path / "part-00000-of-00001"
+        path.write_text(f"{line}\n\n", encoding="utf-8")
+        is_known = len(line) < 1 << 16
+        assert (f"{path} is text, expected samples; run prep examples on it" in inspect_error(tmp_path)) == is_known
+
+    def test_shards_of_two_vocabularies(self, tmp_path: Path, samples: Samples) -> None:
+        for name, size in (("a", VOCAB_SIZE), ("b", VOCAB_SIZE + 7)):
+            write_shard(tmp_path / f"{name}.hdf5", samples, vocab_size=size)
+        message = inspect_error(tmp_path, vocab_size=VOCAB_SIZE + 7)
+        assert f"mixes shards made with vocabularies of {VOCAB_SIZE} and {VOCAB_SIZE + 7} tokens" in message
 
     def test_folder_without_shards(self, tmp_path: Path) -> None:
         (tmp_path / "vocab.txt").write_text("[PAD]\n")

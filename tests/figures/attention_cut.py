@@ -15,7 +15,7 @@ from torch import Tensor
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.config.system import Run, load_system
-from bert_mlperf.launch import demo_folder
+from bert_mlperf.launch_data import demo_folder
 from bert_mlperf.model.batch import Batch
 from bert_mlperf.model.encoder import AttentionRows, Encoder
 from bert_mlperf.train import setup

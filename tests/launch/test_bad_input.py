@@ -11,12 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 import torch
 
 from bert_mlperf.cli import main
+from bert_mlperf.config.system import load_system
 from bert_mlperf.data.shard_file import read_header
 from bert_mlperf.data.shards import write_shard
+from bert_mlperf.launch import prepare_inputs
 from tests.config import files
 from tests.launch import launching
 from tests.launch.launching import SHARD, TINY_MODEL, tiny_system
@@ -66,7 +69,10 @@ def the_sentence(stderr: str) -> str:
             ["/train holds 200 samples", "at least one global batch of 208", "add data or lower run.recipe.global"],
         ),
         (["model.vocab_size=50"], [SHARD, "token id 60 lies outside the vocabulary", "(0 to 49)", "use the data"]),
-        (["model.max_position_embeddings=39"], [SHARD, "40 tokens", "39", "choose another model"]),
+        (
+            ["model.max_position_embeddings=39"],
+            [SHARD, "40 tokens", "39", "--max-seq-length 39 or choose"],
+        ),
         (["division=closed"], ["division closed demands bert-large in run.model, got bert-tiny-test", "set division"]),
         (
             ["number_of_nodes=2", "micro_batch_size=2", "master_port=29511"],
@@ -177,6 +183,14 @@ def none_left(shard: Path) -> None:
     shard.unlink()
 
 
+def of_another_vocabulary(shard: Path) -> None:
+    samples = uneven_samples(200, config=TINY_MODEL, seed=1)
+    for ids in (samples.input_ids, samples.masked_ids):
+        ids[:] = np.minimum(ids, 57)
+    shard.unlink()
+    write_shard(shard, samples, vocab_size=58)
+
+
 def no_folder(shard: Path) -> None:
     shutil.rmtree(shard.parent)
 
@@ -192,7 +206,8 @@ def no_folder(shard: Path) -> None:
         (foreign_text, [SHARD, "neither HDF5 nor TFRecord", "remove it"]),
         (missing_of_two, ["has 1 of 2 shards", "number 0 is missing", "copy the missing ones"]),
         (none_left, ["has no shards (it is empty)", "expected files like", "prepare the data"]),
-        (no_folder, ["does not exist", "give a folder of shards"]),
+        (of_another_vocabulary, ["with a vocabulary of", "58", "61", "make both with one vocabulary"]),
+        (no_folder, ["does not exist", "give a folder of shards", "relative paths start at the folder above systems/"]),
     ],
 )
 def test_bad_shards(
@@ -209,6 +224,18 @@ def test_bad_shards(
     sentence = refusal(capsys, tmp_path)
     for part in [str(tmp_path / "data" / which), *expected]:
         assert part in sentence
+
+
+def test_a_vocabulary_larger_than_that_of_the_data_is_told(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No error: vocabularies are padded on purpose."""
+    for size, lines in ((61, 0), (64, 1)):
+        path = files.write(tmp_path, tiny_system(data), "tiny.json")
+        prepare_inputs(load_system(path, [f"model.vocab_size={size}"]))
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning  ")]
+        expected = f"warning  run.model.vocab_size is 64, {data}/train was made with a vocabulary of 61 tokens: the ids"
+        assert len(said) == lines and all(line.startswith(expected) for line in said)
 
 
 def test_port_that_is_taken(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +303,7 @@ def test_file_where_the_results_folder_should_be(
 
 AS_NOBODY = """
 import os, sys
-import bert_mlperf.data.shards, bert_mlperf.launch  # nobody may not be able to read the installation
+import bert_mlperf.launch, bert_mlperf.launch_data  # nobody may not be able to read the installation
 from bert_mlperf.cli import main
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -339,7 +366,9 @@ def test_run_and_time_passes_arguments_and_exit_code_on(tmp_path: Path) -> None:
         timeout=launching.PATIENCE_S,
     )
     assert done.returncode == 2
-    assert done.stderr == "error: System file systems/none.json does not exist.\n"
+    assert done.stderr == (
+        f"error: System file systems/none.json does not exist (relative paths start at {tmp_path}).\n"
+    )
     assert not (tmp_path / ".venv").exists()
 
 
