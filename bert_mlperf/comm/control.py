@@ -17,6 +17,11 @@ class Control:
         if self.world_size > 1:
             dist.all_reduce(buffer, op=dist.ReduceOp.SUM)
 
+    def max(self, buffer: Tensor) -> None:
+        """Replaces `buffer` by its largest values over the ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(buffer, op=dist.ReduceOp.MAX)
+
     def broadcast(self, buffer: Tensor) -> None:
         """Replaces `buffer` by that of rank 0, in place."""
         if self.world_size > 1:

@@ -19,12 +19,23 @@ class ShardingPlan:
     overlap: bool
 
 
+def sharding_plans(run: Run, *, world_size: int) -> list[ShardingPlan]:
+    """The plans that may be taken with `world_size` ranks: one, or with `reduction: auto` on several nodes those that
+    differ in what they send and fit run.shard_group. UserError if none does."""
+    first = sharding_plan(run, world_size=world_size)
+    if run.reduction != "auto" or world_size == run.ranks_per_node:
+        return [first]
+    flat_fits = _group_size(run, "flat", world_size) == world_size and run.sharp != "require"  # has no all-reduce
+    size = first.shard_group_size
+    names = (["flat"] if flat_fits else []) + ["node"] + (["hierarchical"] if 1 < size < world_size else [])
+    return [sharding_plan(run.model_copy(update={"reduction": name}), world_size=world_size) for name in names]
+
+
 def sharding_plan(run: Run, *, world_size: int) -> ShardingPlan:
-    """The plan for `world_size` ranks. UserError if strategy, shard group and ranks do not fit together."""
+    """The plan for `world_size` ranks; with `reduction: auto` what is taken where nothing is timed. UserError if
+    strategy, shard group and ranks do not fit together."""
     num_nodes = world_size // run.ranks_per_node
-    strategy = run.reduction
-    if strategy == "auto":
-        strategy = "flat" if num_nodes == 1 else "hierarchical"
+    strategy = _strategy_of_auto(run, world_size) if run.reduction == "auto" else run.reduction
     if strategy == "hierarchical" and num_nodes == 1:
         raise UserError(
             "run.reduction is hierarchical, which adds up inside nodes and then across them, but there is 1 node, "
@@ -45,6 +56,12 @@ def sharding_plan(run: Run, *, world_size: int) -> ShardingPlan:
     wire = run.precision if run.wire == "auto" else run.wire
     bucket_size = max(1, int(run.bucket_mib * 2**20 / WIRE_BYTES[wire]))
     return ShardingPlan(strategy, size, wire, bucket_size, run.overlap)
+
+
+def _strategy_of_auto(run: Run, world_size: int) -> str:
+    if world_size > run.ranks_per_node:
+        return "hierarchical"
+    return "flat" if _group_size(run, "flat", world_size) == world_size else "node"
 
 
 def _group_size(run: Run, strategy: str, world_size: int) -> int:

@@ -67,7 +67,7 @@ class Run(BaseModel):
         default="bf16", description="Of weights and compute in a step; fp16 with a dynamic loss scale."
     )
     reduction: Literal["auto", "flat", "node", "hierarchical"] = Field(
-        default="auto", description="How gradients are summed over the ranks; auto decides by the nodes."
+        default="auto", description="How gradients are summed over the ranks; auto times them on several nodes."
     )
     shard_group: Annotated[int, Field(ge=1)] | Literal["auto", "node", "world"] = Field(
         default="auto",

@@ -17,9 +17,11 @@ from bert_mlperf.config.sharp import (
 from bert_mlperf.config.system import Run
 
 
-def sharp_request(run: Run, plan: ShardingPlan, control: Control, device: torch.device) -> SharpRequest | None:
-    """The request, or None; every rank calls this. UserError on all ranks if run.sharp is require and one of them
-    cannot ask."""
+def sharp_request(
+    run: Run, plan: ShardingPlan, control: Control, device: torch.device, *, quiet: bool = False
+) -> SharpRequest | None:
+    """The request, or None; every rank calls this, and rank 0 says what comes of it unless `quiet`. UserError on all
+    ranks if run.sharp is require and one of them cannot ask."""
     nodes = nodes_of_all_reduce(plan, world_size=control.world_size, ranks_per_node=run.ranks_per_node)
     facts = gather_facts(backend="nccl" if device.type == "cuda" else "gloo", nodes=nodes)
     decision = decide_sharp(run.sharp, facts)
@@ -28,7 +30,7 @@ def sharp_request(run: Run, plan: ShardingPlan, control: Control, device: torch.
         ranks = ", ".join(map(str, refusing[:8])) + (", ..." if len(refusing) > 8 else "")
         decision = SharpDecision(None, f"ranks that cannot: {ranks} (bert-mlperf doctor says why on their hosts)")
     refuse_if_required(run, decision)
-    if control.rank == 0 and run.sharp != "off" and control.world_size > run.ranks_per_node:
+    if control.rank == 0 and not quiet and run.sharp != "off" and control.world_size > run.ranks_per_node:
         print(f"sharp    {decision}", file=sys.stderr, flush=True)
     if decision.way is None:
         return None

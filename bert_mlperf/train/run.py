@@ -19,6 +19,7 @@ from bert_mlperf.report.progress import Progress
 from bert_mlperf.train import setup
 from bert_mlperf.train.context import RunContext
 from bert_mlperf.train.loop import Outcome, TrainLoop, peak_over_ranks
+from bert_mlperf.train.sharding import decide_sharding
 from bert_mlperf.train.step import TrainState
 from bert_mlperf.train.trace import StepTrace
 
@@ -62,7 +63,8 @@ def initialise(context: RunContext, system: System, info: RankInfo, log: MlperfL
             log.cache_clear(done=done, reason=f"as node {node} told")
     log.submission(system)
     log.hyperparameters(run, seed)
-    state = setup.build_state(run, control, device, seed=seed, checkpoint=context.checkpoint)
+    plan = decide_sharding(run, control, device, folder=Path(context.run_dir))
+    state = setup.build_state(run, control, device, seed=seed, checkpoint=context.checkpoint, plan=plan)
     log.weights_initialization([spec.name for spec in tensor_specs(run.model)])
     built = time.perf_counter()
     setup.warm_up(state, run)

@@ -64,10 +64,18 @@ def derived_seed(seed: int, purpose: str, rank: int = 0) -> int:
     return int(words[0] >> np.uint64(1))
 
 
-def build_state(run: Run, control: Control, device: torch.device, *, seed: int, checkpoint: str | None) -> TrainState:
+def build_state(
+    run: Run,
+    control: Control,
+    device: torch.device,
+    *,
+    seed: int,
+    checkpoint: str | None,
+    plan: ShardingPlan | None = None,
+) -> TrainState:
     """Model, flat buffers, shards and optimizer; weights drawn or from the checkpoint (rank 0 reads it), equal on all
-    ranks. Moments and step start at zero whatever the checkpoint holds."""
-    plan = sharding_plan(run, world_size=control.world_size)
+    ranks. Moments and step start at zero whatever the checkpoint holds. `plan` is what `train.sharding` decided."""
+    plan = plan or sharding_plan(run, world_size=control.world_size)
     model = build_model(run.model, seed=derived_seed(seed, "weights"))
     if checkpoint is not None and control.rank == 0:
         model.load_state_dict(load_weights(Path(checkpoint), run.model), strict=True)
@@ -88,14 +96,7 @@ def shard_state(
 ) -> TrainState:
     """The state of a model (its fp32 weights are equal on all ranks) that trains as `plan` says."""
     topology = Topology(control.rank, control.world_size, plan.shard_group_size)
-    specs = tensor_specs(run.model)
-    layout = make_layout(
-        {name: tuple(p.shape) for name, p in model.named_parameters()},
-        units=list(model.units().values())[::-1],
-        decayed=[spec.parameter for spec in specs if spec.adapted],
-        num_shards=plan.shard_group_size,
-        bucket_size=plan.bucket_size,
-    )
+    layout = model_layout(model, plan)
     flat = FlatBuffers(
         model,
         layout,
@@ -109,7 +110,7 @@ def shard_state(
 
     optimizer = ShardedLamb(
         layout,
-        [tensor_range(spec, layout) for spec in specs],
+        [tensor_range(spec, layout) for spec in tensor_specs(run.model)],
         run.recipe,
         shard=topology.shard,
         weights=flat.shard_weights,
@@ -124,6 +125,17 @@ def shard_state(
     weights.watch(model.units())
     scale = LossScale(device, dynamic=run.precision == "fp16")
     return TrainState(model, flat, optimizer, gradients, weights, control, device, scale, recorder)
+
+
+def model_layout(model: BertForPreTraining, plan: ShardingPlan) -> FlatLayout:
+    """Where the parameters of `model` lie; its weights are not looked at."""
+    return make_layout(
+        {name: tuple(p.shape) for name, p in model.named_parameters()},
+        units=list(model.units().values())[::-1],
+        decayed=[spec.parameter for spec in tensor_specs(model.config) if spec.adapted],
+        num_shards=plan.shard_group_size,
+        bucket_size=plan.bucket_size,
+    )
 
 
 def tensor_range(spec: TensorSpec, layout: FlatLayout) -> TensorRange:
