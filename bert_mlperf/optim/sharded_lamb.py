@@ -61,7 +61,7 @@ class ShardedLamb:
         norm = self._global_norm(gradient) / scale
         is_finite = norm.isfinite()
         keep = is_finite if self._can_skip else torch.ones_like(is_finite)
-        gradient.mul_(torch.where(is_finite, CLIP_NORM / norm.clamp(min=CLIP_NORM), 1.0) / scale)
+        gradient.mul_(torch.where(is_finite, CLIP_NORM / norm.clamp(min=CLIP_NORM), 0.0) / scale)
         if self._can_skip:
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         rate = learning_rate(self.updates, self.recipe)

@@ -15,9 +15,12 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "bert_mlperf.train.setup"])
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120) -> list[Any]:
+def run_ranks(
+    world_size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120, lost: tuple[int, ...] = ()
+) -> list[Any]:
     """`function(control, *arguments)` on ranks 0..world_size-1; their results by rank. A rank that fails or hangs
-    fails the caller. `function` must be importable."""
+    fails the caller, but for the `lost` ones: no answer of theirs is waited for (None). `function` must be importable.
+    """
     results: Any = CONTEXT.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
@@ -29,17 +32,17 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, ti
         for process in processes:
             process.start()
         try:
-            collected = dict(results.get(timeout=timeout_s) for _ in processes)
+            collected = dict(results.get(timeout=timeout_s) for _ in range(world_size - len(lost)))
         except queue.Empty:
             raise AssertionError(f"a rank of {world_size} did not answer within {timeout_s} s") from None
         finally:
-            for process in processes:
-                process.join(timeout=5)
+            for rank, process in enumerate(processes):
+                process.join(timeout=0 if rank in lost else 5)
                 process.kill()
     errors = [value for value in collected.values() if isinstance(value, BaseException)]
     if errors:
         raise errors[0]
-    return [collected[rank] for rank in range(world_size)]
+    return [collected.get(rank) for rank in range(world_size)]
 
 
 def _rank(rank: int, world_size: int, store: str, results: Any, function: Callable[..., Any], arguments: tuple) -> None:

@@ -154,7 +154,8 @@ class Replay:
         self.problem, self.control = problem, control
         topology = Topology(control.rank, control.world_size, case.shards)
         self.layout = problem.layout(num_shards=case.shards, bucket_size=case.bucket_size)
-        self.flat = FlatBuffers(Holder(problem.weights), self.layout, shard=topology.shard, precision="fp32")
+        self.holder = Holder(problem.weights)
+        self.flat = FlatBuffers(self.holder, self.layout, shard=topology.shard, precision="fp32")
         self.reductions = [Reduction(topology, own, strategy=case.strategy) for own in groups]
         self.optimizer = ShardedLamb(
             self.layout,
