@@ -273,7 +273,7 @@ class Gatherer:
 def gather(values: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Rows `order` (int32 [k]) of a ragged array, one behind the other: row r is values[offsets[r] : offsets[r + 1]]
     (offsets int64)."""
-    taken = np.empty(int((offsets[1:] - offsets[:-1])[order].sum()), values.dtype)
+    taken = np.empty(int((offsets[order + 1] - offsets[order]).sum()), values.dtype)
     load().examples_gather(
         _address(taken), _address(values), _address(offsets), _address(order), len(order), values.itemsize
     )

@@ -18,6 +18,7 @@ from bert_mlperf.errors import UserError
 
 MOST_WORDS = 80  # of a line on average; sentences of Wikipedia have about 20
 _BLOCK_BYTES = 1 << 20
+_MOST_LINE_BYTES = 1 << 24
 _MOST_DISTINCT_WORDS = 1 << 20
 _RAW = b"<doc "
 
@@ -45,7 +46,7 @@ class BlockEncoder:
             self._forget(len(text))
         numbers, line_ends = self._numbers.number(text)
         self._look_up_new_words()
-        token_ends = offsets_of(np.diff(self._offsets)[numbers])
+        token_ends = offsets_of(self._offsets[numbers + 1] - self._offsets[numbers])
         line_tokens = np.diff(token_ends[line_ends], prepend=0)
         return EncodedBlock(
             tokens=gather(self._ids, self._offsets, numbers),
@@ -128,6 +129,8 @@ def read_blocks(path: Path, *, on_bytes: Callable[[int], None] = lambda _: None)
                     rest = tail
                 else:
                     rest += block
+                    if len(rest) > _MOST_LINE_BYTES:
+                        raise _endless_line(path, offset)
                 on_bytes(len(block))
     except OSError as error:
         raise UserError(f"the text {path} cannot be read: {error.strerror}; give a UTF-8 text file.") from error
@@ -152,8 +155,15 @@ def _checked(block: bytes, path: Path, offset: int) -> bytes:
     return block.replace(b"\r", b"")
 
 
+def _endless_line(path: Path, offset: int) -> UserError:
+    return UserError(
+        f"the line of the text {path} that begins at byte {offset:,} has more than {_MOST_LINE_BYTES:,} bytes, "
+        "expected one sentence a line; run prep segment on it first."
+    )
+
+
 def _paragraphs(path: Path, mean: float) -> UserError:
     return UserError(
         f"the lines of the text {path} have {mean:.0f} words on average, expected sentences (at most {MOST_WORDS}): it "
-        "looks like paragraphs; run prep segment on it first, or allow long lines if these are sentences."
+        "looks like paragraphs; run prep segment on it first, or say --allow-long-lines if these are sentences."
     )

@@ -30,8 +30,12 @@ def read_vocabulary(path: str | Path) -> Vocabulary:
     """The vocabulary file `path` (UTF-8, one token a line). UserError if it is missing, lacks a special token or holds
     a token twice."""
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise UserError(
+            f"the vocabulary {path} is no file, expected one token a line; give the vocab.txt of a BERT model."
+        )
     try:
-        tokens = tuple(line.strip() for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n"))
+        tokens = tuple(line.strip() for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"the vocabulary {path} cannot be read: {error}; give a UTF-8 file with one token a line."

@@ -109,3 +109,17 @@ def test_text_without_tokens(data: bytes, tmp_path: Path) -> None:
         encode(path)
     with pytest.raises(UserError, match=f"text {tmp_path} cannot be read: Is a directory"):
         encode(tmp_path)
+
+
+@pytest.mark.parametrize("allow", [True, False])
+def test_a_line_without_end_is_refused_before_it_is_read_whole(
+    allow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_text, "_BLOCK_BYTES", 10)
+    monkeypatch.setattr(part_text, "_MOST_LINE_BYTES", 100)
+    path = tmp_path / "text"
+    path.write_bytes(b"fine.\n" + b"the cat " * 1000)
+    with pytest.raises(UserError, match=f"line of the text {path} that begins at byte 6 has more than 100 bytes"):
+        encode(path, allow_long_lines=allow)
+    path.write_bytes(b"the cat sat. " * 7 + b"\n" + b"a\n" * 100)
+    assert len(encode(path)[0]) == 101

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ def test_vocabulary_file_round_trip(tmp_path: Path, vocabulary: Vocabulary) -> N
     write_vocabulary(path, vocabulary)
     assert read_vocabulary(path) == vocabulary
     assert path.read_bytes().startswith(b"[PAD]\n[UNK]\n")
+
+
+def test_an_empty_last_line_is_a_token(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    """As in the reference, which may draw it as a random token."""
+    path = tmp_path / "vocab.txt"
+    path.write_text("".join(f"{token}\n" for token in vocabulary.tokens) + "\n")
+    assert read_vocabulary(path).tokens == (*vocabulary.tokens, "")
+
+
+def test_a_pipe_is_no_vocabulary(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "vocab.txt")
+    with pytest.raises(UserError, match=f"the vocabulary {tmp_path / 'vocab.txt'} is no file"):
+        read_vocabulary(tmp_path / "vocab.txt")
 
 
 @pytest.mark.parametrize(
