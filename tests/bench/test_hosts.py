@@ -59,7 +59,7 @@ def test_hosts_are_removed_after_an_error_inside_and_while_they_are_made(monkeyp
         raise ZeroDivisionError
     assert namespaces(os.getpid()) == []
     monkeypatch.setattr(hosts_module, "_BURST", "nonsense")
-    with pytest.raises(UserError, match="hosts cannot be emulated here: tc .* nonsense"), emulated_hosts(2, mbit=100):
+    with pytest.raises(UserError, match=r"hosts cannot be emulated here: tc .* nonsense"), emulated_hosts(2, mbit=100):
         pass
     assert namespaces(os.getpid()) == []
 
