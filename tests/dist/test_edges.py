@@ -111,11 +111,11 @@ def poison(state: TrainState, value: float, rank: int = 2) -> None:
 
 
 def not_finite(control: Control) -> list[str]:
-    """What each rank says when the gradient of step 1 is not finite on rank 2."""
+    """What each rank says when the gradient of step 1 is not finite on rank 2, or too large for the wire."""
     said = []
     for layout in LAYOUTS.values():
-        for value in (float("nan"), float("-inf")):
-            state = state_of(control, **layout)
+        for value, wire in ((float("nan"), "fp32"), (float("-inf"), "fp32"), (1e6, "fp16")):
+            state = state_of(control, wire=wire, **layout)
             train_step(state, global_step(0, control))
             poison(state, value)
             train_step(state, global_step(1, control))
@@ -128,12 +128,13 @@ def not_finite(control: Control) -> list[str]:
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_ends_all_and_is_named_where_it_arose():
-    answers = run_ranks(4, not_finite)
-    for said in answers:
-        assert len(said) == 6
+    for rank, said in enumerate(run_ranks(4, not_finite)):
+        assert len(said) == 9
         assert all(line.startswith("the gradient of step 1 is not finite (norm ") for line in said)
-    for line in answers[2]:
-        assert "first in bert/embeddings/token_type_embeddings" in line
+        for line in said[2:6:3]:
+            assert "in the gradient of another rank or in the sum on the wire" in line
+        if rank == 2:
+            assert all("first in bert/embeddings/token_type_embeddings" in said[i] for i in (0, 1, 3, 4, 6, 7))
 
 
 def skipped(control: Control) -> list[tuple]:

@@ -17,6 +17,7 @@ from bert_mlperf.model.tensors import tensor_specs
 from bert_mlperf.train import setup
 from bert_mlperf.train.step import TrainState, train_step
 from tests import golden
+from tests.dist.ranks import run_ranks
 from tests.train.small import small_run
 
 LOSS_BOUND = 5e-6
@@ -24,27 +25,34 @@ WEIGHT_BOUND = 2e-6
 KEY_BIAS_BOUND = 2e-5
 
 
-def golden_state(**changes) -> TrainState:
+ALONE = Control(rank=0, world_size=1)
+
+
+def golden_state(control: Control = ALONE, **changes) -> TrainState:
     config = golden.tiny_config()
     settings = json.loads((golden.FOLDER / "train10_config.json").read_text())
     recipe = golden.recipe_of(settings, global_batch_size=6).model_copy(update=changes)
     model = BertForPreTraining(config)
     golden.load_into(model, golden.arrays("bert_tiny_weights"))
-    run = small_run(model=config, recipe=recipe.model_dump())
-    plan, control = sharding_plan(run, world_size=1), Control(rank=0, world_size=1)
+    run = small_run(
+        model=config, recipe=recipe.model_dump(), ranks_per_node=control.world_size, reduction="flat", bucket_mib=0.02
+    )
+    plan = sharding_plan(run, world_size=control.world_size)
     return setup.shard_state(model, run, plan, control, torch.device("cpu"))
 
 
-def golden_step(index: int) -> StepSamples:
+def golden_step(index: int, control: Control = ALONE) -> StepSamples:
+    """The rank's part of a recorded batch."""
     batches = golden.arrays("train10_batches")
     samples = golden.samples_from_padded({name: array[index] for name, array in batches.items()})
-    return StepSamples(index, [make_batch(samples)], samples.num_samples, samples.num_masked, samples.num_tokens)
+    own = samples.take(np.arange(samples.num_samples).reshape(control.world_size, -1)[control.rank])
+    return StepSamples(index, [make_batch(own)], samples.num_samples, samples.num_masked, samples.num_tokens)
 
 
-def train_ten_steps(**changes) -> dict[str, float]:
+def train_ten_steps(control: Control = ALONE, **changes) -> dict[str, float]:
     """Largest errors of the losses, the final weights and the final key biases."""
-    state, trajectory = golden_state(**changes), golden.arrays("train10_trajectory")
-    losses = [train_step(state, golden_step(index)).loss.item() for index in range(10)]
+    state, trajectory = golden_state(control, **changes), golden.arrays("train10_trajectory")
+    losses = [train_step(state, golden_step(index, control)).loss.item() for index in range(10)]
     wanted = golden.arrays("train10_final_weights")
     weights, errors = state.weights.in_fp32(), {"weight": 0.0, "key_bias": 0.0}
     for spec in tensor_specs(state.model.config):
@@ -54,11 +62,12 @@ def train_ten_steps(**changes) -> dict[str, float]:
     return errors | {"loss": float(np.abs(np.array(losses) - trajectory["loss"]).max())}
 
 
-def test_losses_and_weights_equal_the_reference():
-    errors = train_ten_steps()
-    assert errors["loss"] <= LOSS_BOUND
-    assert errors["weight"] <= WEIGHT_BOUND
-    assert errors["key_bias"] <= KEY_BIAS_BOUND
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_losses_and_weights_equal_the_reference_on_any_number_of_ranks(world):
+    for errors in run_ranks(world, train_ten_steps):
+        assert errors["loss"] <= LOSS_BOUND
+        assert errors["weight"] <= WEIGHT_BOUND
+        assert errors["key_bias"] <= KEY_BIAS_BOUND
 
 
 @pytest.mark.parametrize("mistake", [{"weight_decay": 0.0}, {"epsilon": 1e-8}], ids=["no weight decay", "epsilon 1e-8"])

@@ -1,0 +1,118 @@
+"""Memory of the optimizer per rank: 12 P/S bytes of fp32 weights and moments, and the weights that the model reads."""
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+from bert_mlperf.config.model import NAMED_MODELS, ModelConfig
+from bert_mlperf.model.bert import BertForPreTraining, build_model
+from bert_mlperf.model.tensors import tensor_specs
+from bert_mlperf.optim.flat import FlatBuffers
+from bert_mlperf.optim.layout import FlatLayout, make_layout
+from bert_mlperf.optim.sharded_lamb import ShardedLamb
+from bert_mlperf.train.setup import tensor_range
+from tests.train.small import small_model, small_run
+
+TOLERANCE = 0.03
+GRADIENTS = ("gradients", "accumulated", "reduced")
+MIDDLE = small_model(vocab_size=2000, hidden_size=64, intermediate_size=256, num_hidden_layers=3)
+
+
+def bucketed(model: BertForPreTraining, num_shards: int) -> FlatLayout:
+    return make_layout(
+        {name: tuple(p.shape) for name, p in model.named_parameters()},
+        units=list(model.units().values())[::-1],
+        decayed=[spec.parameter for spec in tensor_specs(model.config) if spec.adapted],
+        num_shards=num_shards,
+        bucket_size=model.config.num_parameters // 10,
+    )
+
+
+def optimizer_of(
+    model: BertForPreTraining, num_shards: int, precision: str, accumulation_steps: int = 1
+) -> tuple[FlatBuffers, ShardedLamb]:
+    """What one rank of a shard group holds, the last one."""
+    layout, shard = bucketed(model, num_shards), num_shards - 1
+    flat = FlatBuffers(model, layout, shard=shard, precision=precision, accumulation_steps=accumulation_steps)
+    lamb = ShardedLamb(
+        layout,
+        [tensor_range(spec, layout) for spec in tensor_specs(model.config)],
+        small_run().recipe,
+        shard=shard,
+        weights=flat.shard_weights,
+        sum_over_shards=lambda values: None,
+    )
+    return flat, lamb
+
+
+def num_bytes(tensors: list[Tensor]) -> int:
+    """Of their storages, each counted once."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def held(flat: FlatBuffers, lamb: ShardedLamb) -> int:
+    """Bytes of all tensors of both that are not gradients."""
+    gradients = {getattr(flat, name) for name in GRADIENTS}
+    return num_bytes(
+        [t for o in (flat, lamb) for t in vars(o).values() if isinstance(t, Tensor) and t not in gradients]
+    )
+
+
+def expected(config: ModelConfig, num_shards: int, precision: str) -> float:
+    """12 P/S, and the weights that the model reads; in fp32 one shard of one is these."""
+    parameters = config.num_parameters
+    shared = precision == "fp32" and num_shards == 1
+    read = 0 if shared else (4 if precision == "fp32" else 2) * parameters
+    return 12 * parameters / num_shards + read
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+@pytest.mark.parametrize("name", ["bert-base", "bert-large"])
+def test_a_rank_holds_little_more_than_its_share(name, num_shards, precision):
+    config = NAMED_MODELS[name]
+    with torch.device("meta"):
+        model = BertForPreTraining(config)
+    flat, lamb = optimizer_of(model, num_shards, precision)
+    wanted = expected(config, num_shards, precision)
+    assert wanted <= held(flat, lamb) <= (1 + 1e-4) * wanted
+    assert all(p.untyped_storage()._cdata == flat.weights.untyped_storage()._cdata for p in model.parameters())
+
+
+def alive() -> dict[int, int]:
+    """Bytes of every storage that a tensor of this process has."""
+    gc.collect()
+    storages = (o.untyped_storage() for o in gc.get_objects() if type(o) in (Tensor, torch.nn.Parameter))
+    return {s._cdata: s.nbytes() for s in storages}
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_nothing_else_is_held_after_a_step(precision, num_shards):
+    before = alive()
+    model = build_model(MIDDLE, seed=1)
+    flat, lamb = optimizer_of(model, num_shards, precision, accumulation_steps=2)
+    flat.gradients.fill_(1e-3)
+    flat.reduced.fill_(1e-3)
+    lamb.step(flat.reduced)
+    new = {key: size for key, size in alive().items() if key not in before}
+    gradients = num_bytes([t for name in GRADIENTS if (t := getattr(flat, name)) is not None])
+    wanted = expected(MIDDLE, num_shards, precision)
+    assert wanted <= sum(new.values()) - gradients <= (1 + TOLERANCE) * wanted
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+def test_shards_together_hold_every_weight_once(num_shards):
+    model = build_model(MIDDLE, seed=1)
+    wanted = {name: p.detach().clone() for name, p in model.named_parameters()}
+    layout = bucketed(model, num_shards)
+    full = torch.full((layout.size,), float("nan"))
+    for shard in range(num_shards):
+        flat = FlatBuffers(build_model(MIDDLE, seed=1), layout, shard=shard, precision="bf16")
+        for part in layout.parts(shard):
+            full[part.start : part.end] = flat.shard_weights[part.shard_start : part.shard_end]
+    assert all(torch.equal(view, wanted[name]) for name, view in flat.split(full).items())
+    assert not full.isnan().any()
