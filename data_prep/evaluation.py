@@ -20,6 +20,7 @@ from bert_mlperf.data_prep.part_examples import Progress, write_part_examples
 from bert_mlperf.data_prep.stage import Job, number_of, run_stage
 from bert_mlperf.errors import UserError
 
+NUM_SAMPLES = 10_000
 SHARD = "part_00000_of_00001.hdf5"
 
 
@@ -29,7 +30,7 @@ def eval_examples(
     vocabulary: Path,
     out: Path,
     options: ExampleOptions,
-    num_samples: int = 10_000,
+    num_samples: int = NUM_SAMPLES,
     own_vocabulary: bool = False,
     allow_long_lines: bool = False,
 ) -> dict[str, Any]:
@@ -97,8 +98,8 @@ def _print_fingerprints(facts: dict[str, Any]) -> None:
     is_official = facts["official_input_ids_md5"] == OFFICIAL_EVAL_INPUT_IDS_MD5
     verdict = "the published evaluation set" if is_official else "not that of the published evaluation set"
     print(f"{'input_ids':20s} md5 {facts['official_input_ids_md5']}, {verdict}")
-    if not is_official and facts["samples"] == 10_000:
+    if not is_official and facts["samples"] == NUM_SAMPLES:
         print(
-            f"10,000 samples of the official evaluation text have md5 {OFFICIAL_EVAL_INPUT_IDS_MD5}",
+            f"{NUM_SAMPLES:,} samples of the official evaluation text have md5 {OFFICIAL_EVAL_INPUT_IDS_MD5}",
             file=sys.stderr,
         )

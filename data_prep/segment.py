@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_mlperf.data_prep.inputs import find_sources
 from bert_mlperf.data_prep.stage import Job, Progress, run_stage
-from bert_mlperf.data_prep.texts import raw_sizes, read_text, write_text
+from bert_mlperf.data_prep.texts import articles_of, raw_sizes, read_text, write_text
 from bert_mlperf.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def segment(
 ) -> dict[str, Any]:
     """Splits every file into sentences, into a file of the same name below `out`; returns the manifest.
 
-    Facts of an output: sentences, and raw_bytes and sized_by (see `texts.raw_sizes`). Raises UserError if a file is not
-    UTF-8 or still has the frame of the extractor, or if the splitter is not installed.
+    Facts of an output: sentences, articles (with text), and raw_bytes and sized_by (see `texts.raw_sizes`). Raises
+    UserError if a file is not UTF-8 or still has the frame of the extractor, or if the splitter is not installed.
     """
     _splitter()  # missing: say so before any work
     sources = find_sources(inputs, out=out)
@@ -57,10 +57,12 @@ def segment_file(job: Job, targets: tuple[Path, ...], progress: Progress) -> dic
             "alone; run the stage clean on it first."
         )
     lines = list(sentence_lines(text, reference_faults=job.arguments["reference_faults"]))
-    write_text(target, "".join(f"{line}\n" for line in lines))
+    segmented = "".join(f"{line}\n" for line in lines)
+    write_text(target, segmented)
     progress(source.stat().st_size)
     sizes = {key: job.arguments[key] for key in ("raw_bytes", "sized_by")}
-    return {"sentences": sum(map(bool, lines)), **sizes}
+    articles = sum(bool(article.strip()) for article in articles_of(segmented))
+    return {"sentences": sum(map(bool, lines)), "articles": articles, **sizes}
 
 
 def sentence_lines(text: str, *, reference_faults: bool = False) -> Iterator[str]:

@@ -16,8 +16,11 @@ from bert_mlperf.data_prep.official import (
     OfficialFile,
     OfficialSet,
 )
+from bert_mlperf.data_prep.split import count_articles
+from bert_mlperf.data_prep.stage import number_of
 from bert_mlperf.data_prep.verify_checks import BYTES, SAMPLES, Check, Checked
 from bert_mlperf.data_prep.verify_checks import TEXT as UTF8
+from bert_mlperf.data_prep.verify_next import Use, options_for_eval, options_for_split
 from bert_mlperf.data_prep.verify_scan import Found, SetKey, Step
 
 PRESENT, WRONG, MISSING = "present", "wrong", "missing"
@@ -32,12 +35,21 @@ class Row:
     what: str
     state: str
     detail: str
-    uses: Mapping[str, str]  # what it is good for, a kind of official.json or a step's name: the path to give then
+    uses: Mapping[str, Use]  # what it is good for: a kind of official.json or a step's name
     problems: tuple[str, ...] = ()  # in full
 
 
 def checks_for(found: Found, official: Official) -> Iterator[Check]:
     """What has to be read, each file once."""
+    inputs = {path for step in found.steps.values() for path in step.inputs}
+    for check in _checks_of_content(found, official):
+        yield replace(check, is_input=check.path in inputs)
+        inputs.discard(check.path)
+    for path in sorted(inputs):
+        yield Check(path, BYTES, is_input=True)
+
+
+def _checks_of_content(found: Found, official: Official) -> Iterator[Check]:
     for path, file in found.official:
         content = SAMPLES if file.kind.endswith("samples") else BYTES
         yield Check(path, content, file.bytes, file.md5, _get_again(file))
@@ -59,7 +71,7 @@ def checks_for(found: Found, official: Official) -> Iterator[Check]:
 
 def file_row(path: Path, file: OfficialFile, result: Checked) -> Row:
     """The row on a file with the name of an official one."""
-    row = Row(str(path), file.what, PRESENT, f"{result.size:,} B, ", {file.kind: str(path)})
+    row = Row(str(path), file.what, PRESENT, f"{result.size:,} B, ", {file.kind: Use(str(path))})
     if result.problem:
         return replace(row, state=WRONG, detail=result.fault, problems=(result.problem,))
     proof = "md5 right" if file.md5 else f"{result.num_samples:,} samples{_published([result])}"
@@ -72,6 +84,7 @@ def set_row(key: SetKey, parts: Mapping[int, Path], results: Results, *, found: 
     checked = [results[path] for _, path in sorted(parts.items())]
     layouts = sorted({result.layout for result in checked} - {""})
     problems = [*_miscounted(key, parts), *_mixed(key, layouts, found), *(r.problem for r in checked if r.problem)]
+    problems += _stale(key.folder, found, results)
     if numbered and numbered.bytes and len(parts) == numbered.count and _total(checked) != numbered.bytes:
         problems.append(
             f"{key.folder / key.pattern} has {_total(checked):,} bytes in all, expected {numbered.bytes:,} as "
@@ -85,8 +98,8 @@ def set_row(key: SetKey, parts: Mapping[int, Path], results: Results, *, found: 
         name=name,
         what="text" if key.is_text else " / ".join(layouts) or "samples",
         state=WRONG if problems else PRESENT,
-        detail=", ".join([*details, *([_number_of(problems, "fault")] if problems else [])]),
-        uses={kind: use},
+        detail=", ".join([*details, *([number_of(len(problems), "fault")] if problems else [])]),
+        uses={kind: Use(use, size=sum(result.num_samples for result in checked))},
         problems=tuple(problems),
     )
 
@@ -96,13 +109,16 @@ def step_rows(found: Found, results: Results) -> Iterator[Row]:
     in_sets = {path for parts in found.sets.values() for path in parts.values()}
     for folder, step in found.steps.items():
         files = [path for path in step.files if path not in in_sets]
-        problems = tuple(results[path].problem for path in files if results[path].problem)
         if not files:
             continue
-        detail = f"{_number_of(files, 'file')}, " + (_number_of(problems, "fault") if problems else "md5 right")
+        damaged = [results[path].problem for path in files if results[path].problem]
+        problems = (*damaged, *_stale(folder, found, results))
+        detail = f"{number_of(len(files), 'file')}, " + (number_of(len(problems), "fault") if problems else "md5 right")
         state = WRONG if problems else PRESENT
-        uses = {TEXT if step.name == "gather" else step.name: str(folder)}
-        uses |= {EVAL_TEXT: str(folder / "eval.txt")} if step.name == "split" else {}
+        options = options_for_split(step.facts) if step.name == "segment" else ""
+        uses = {TEXT if step.name == "gather" else step.name: Use(str(folder), options)}
+        if step.name == "split":
+            uses[EVAL_TEXT] = Use(str(folder / "eval.txt"), options_for_eval(step.summary["eval_articles"]))
         yield Row(str(folder), f"result of {step.name}", state, detail, uses, problems)
     for folder, problem in found.broken.items():
         yield Row(str(folder), "result of a step", WRONG, "unfinished or damaged", {}, (problem,))
@@ -112,10 +128,15 @@ def other_rows(found: Found) -> Iterator[Row]:
     """Rows on what is taken as it is."""
     for folder, count in found.extracted.items():
         name = str(folder / "wiki_??")
-        yield Row(name, EXTRACTED, PRESENT, f"{count:,} files, not checked", {EXTRACTED: name})
-    for path in found.own_vocabularies:
-        uses = {VOCABULARY: f"{path} --own-vocabulary"}
-        yield Row(str(path), "own vocabulary", PRESENT, "as the manifest of the examples says", uses)
+        yield Row(name, EXTRACTED, PRESENT, f"{number_of(count, 'file')}, not checked", {EXTRACTED: Use(name)})
+    for path, own in found.own.items():
+        detail = "as the manifest of the examples says" if own.is_recorded else "not the official one"
+        if own.kind == VOCABULARY:
+            use = Use(str(path), "--own-vocabulary")
+            detail += "" if own.is_recorded else ": add --own-vocabulary"
+        else:
+            use = Use(str(path), options_for_eval(count_articles(path, reference_faults=False)))
+        yield Row(str(path), f"own {own.kind}", PRESENT, detail, {own.kind: use})
 
 
 def missing_rows(found: Found, official: Official) -> Iterator[Row]:
@@ -123,15 +144,31 @@ def missing_rows(found: Found, official: Official) -> Iterator[Row]:
     present = {file for _, file in found.official}
     for file in official.files:
         if file not in present:
-            yield Row(file.name, file.what, MISSING, file.optional or "", {file.kind: ""})
+            yield Row(file.name, file.what, MISSING, file.optional or "", {file.kind: Use("")})
     sets = [official.set_named(key.pattern, is_text=key.is_text) for key in found.sets]
     for numbered in official.sets:
         if numbered not in sets:
-            yield Row(numbered.pattern, numbered.what, MISSING, numbered.optional or "", {numbered.kind: ""})
+            yield Row(numbered.pattern, numbered.what, MISSING, numbered.optional or "", {numbered.kind: Use("")})
 
 
 def _get_again(entry: OfficialFile | OfficialSet) -> str:
-    return f"get it again: {entry.where}"
+    hints = {
+        VOCABULARY: ", or add --own-vocabulary to prep examples and prep eval if it is your own",
+        EVAL_TEXT: ", or give it another name if it is your own",
+    }
+    return f"get it again: {entry.where}{hints.get(entry.kind, '')}"
+
+
+def _stale(folder: Path, found: Found, results: Results) -> Iterator[str]:
+    """Sentences on inputs of the step of `folder` that are not what it has read; damaged ones speak for themselves."""
+    step = found.steps.get(folder)
+    for path, md5 in step.inputs.items() if step else ():
+        result = results[path]
+        if not result.problem and result.md5 != md5:
+            yield (
+                f"{path} has changed since {folder} was made from it; put the old file back, or remove {folder} and "
+                f"run prep {step.name if step else ''} and the steps behind it again."
+            )
 
 
 def _miscounted(key: SetKey, parts: Mapping[int, Path]) -> Iterator[str]:
@@ -167,11 +204,7 @@ def _mixed(key: SetKey, layouts: Sequence[str], found: Found) -> Iterator[str]:
 def _count(key: SetKey, parts: Mapping[int, Path]) -> str:
     if key.count is not None:
         return f"{len(parts):,} of {key.count:,} files"
-    return _number_of(list(parts), "file")
-
-
-def _number_of(things: Sequence[object], name: str) -> str:
-    return f"{len(things):,} {name}" + ("" if len(things) == 1 else "s")
+    return number_of(len(parts), "file")
 
 
 def _total(checked: Sequence[Checked]) -> int:

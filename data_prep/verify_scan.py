@@ -3,19 +3,23 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bert_mlperf.data import tfrecord
+from bert_mlperf.data_prep.claim import has_finished_files
 from bert_mlperf.data_prep.inputs import MANIFEST
-from bert_mlperf.data_prep.official import VOCABULARY, Official, OfficialFile
+from bert_mlperf.data_prep.official import EVAL_TEXT, VOCABULARY, Official, OfficialFile
 from bert_mlperf.data_prep.stage import UNFINISHED, md5_of, read_manifest
+from bert_mlperf.data_prep.wordpiece import read_vocabulary
 from bert_mlperf.errors import UserError
 
 _SHARD_ENDINGS = {".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords"}
 _NUMBERED = re.compile(r"(part[-_])(\d+)([-_]of[-_])(\d+)(.*)")
+_TEXT_STEPS = {"clean", "segment", "split", "gather"}
 _EXTRACTED = re.compile(r"wiki_\d\d")
 
 
@@ -35,7 +39,18 @@ class Step:
 
     name: str
     files: dict[Path, tuple[int, str]]  # bytes and md5 of what it has written
+    inputs: dict[Path, str]  # md5 of what it was made from, as far as it lies below the folder that was scanned
     vocabulary_md5: str | None  # if it made examples
+    facts: tuple[dict[str, Any], ...]  # on each of its outputs
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Own:
+    """A file with the name of an official one that it is not meant to be."""
+
+    kind: str  # as in official.json
+    is_recorded: bool  # in the manifest of a step that used it
 
 
 @dataclass
@@ -44,14 +59,14 @@ class Found:
 
     folder: Path
     official: list[tuple[Path, OfficialFile]] = field(default_factory=list)
-    own_vocabularies: list[Path] = field(default_factory=list)  # not the official one, but what a step here has used
+    own: dict[Path, Own] = field(default_factory=dict)
     sets: dict[SetKey, dict[int, Path]] = field(default_factory=dict)  # by number in the set
     steps: dict[Path, Step] = field(default_factory=dict)  # by folder
     broken: dict[Path, str] = field(default_factory=dict)  # folders of steps without an end: what is wrong
     extracted: dict[Path, int] = field(default_factory=dict)  # raw text of a wiki extractor: files in each folder
 
     def __bool__(self) -> bool:
-        return any((self.official, self.own_vocabularies, self.sets, self.steps, self.broken, self.extracted))
+        return any((self.official, self.own, self.sets, self.steps, self.broken, self.extracted))
 
 
 def scan(folder: Path, official: Official) -> Found:
@@ -67,6 +82,7 @@ def scan(folder: Path, official: Official) -> Found:
     for path in files:
         _sort_in(found, path, official, is_of_step=path in of_steps)
     found.sets = dict(_told_apart(found.sets))
+    _set_own_apart(found, official)
     if not found:
         raise UserError(
             f"{folder} holds nothing that is known here: no official file (vocab.txt, eval.txt, part-00000-of-00500, "
@@ -85,9 +101,11 @@ def _folders(folder: Path, found: Found) -> Iterator[Path]:
             continue
         seen.add(os.path.realpath(path))
         if UNFINISHED in folders and not (path / MANIFEST).exists():
-            found.broken[path] = (
-                f"{path} was not finished; run the command that writes it again, it goes on where it stopped."
-            )
+            if has_finished_files(path):  # else it is as good as empty
+                found.broken[path] = (
+                    f"{path} was not finished; run the command that writes it again, it goes on where it stopped, or "
+                    "remove the folder."
+                )
             folders.clear()
             continue
         _note_step(path, found)
@@ -116,13 +134,29 @@ def _note_step(folder: Path, found: Found) -> None:
         outputs = {entry["name"]: entry for entry in manifest["outputs"]}
         summary = manifest["summary"] or {}
         outputs |= {name: entry for name, entry in summary.items() if isinstance(entry, dict) and "md5" in entry}
-        files = {folder / name: (int(entry["bytes"]), str(entry["md5"])) for name, entry in outputs.items()}
-        found.steps[folder] = Step(str(manifest["stage"]), files, manifest["options"].get("vocabulary_md5"))
+        found.steps[folder] = Step(
+            name=str(manifest["stage"]),
+            files={folder / name: (int(entry["bytes"]), str(entry["md5"])) for name, entry in outputs.items()},
+            inputs=dict(_inputs_below(found.folder, folder, manifest)),
+            vocabulary_md5=manifest["options"].get("vocabulary_md5"),
+            facts=tuple(entry["facts"] for entry in manifest["outputs"]),
+            summary=summary,
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         found.broken[folder] = (
             f"{path} is damaged ({type(error).__name__}: {error}); copy {folder} again, or remove it and run the step "
             "again."
         )
+
+
+def _inputs_below(scanned: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Path and md5 of the inputs of the step of `folder` that lie where they lay then, below `scanned`."""
+    if "inputs_in" not in manifest:
+        return
+    for entry in manifest["inputs"]:
+        path = Path(os.path.normpath(folder / manifest["inputs_in"] / entry["name"]))
+        if path.is_relative_to(scanned) and ".." not in path.relative_to(scanned).parts and path.is_file():
+            yield path, str(entry["md5"])
 
 
 def _sort_in(found: Found, path: Path, official: Official, *, is_of_step: bool) -> None:
@@ -133,20 +167,35 @@ def _sort_in(found: Found, path: Path, official: Official, *, is_of_step: bool) 
     elif is_of_step:
         return
     elif (known := official.file(path)) is not None:
-        if known.kind == VOCABULARY and _is_own_vocabulary(path, known, found):
-            found.own_vocabularies.append(path)
-        else:
-            found.official.append((path, known))
+        found.official.append((path, known))
     elif _EXTRACTED.fullmatch(path.name):
         found.extracted[path.parent] = found.extracted.get(path.parent, 0) + 1
 
 
-def _is_own_vocabulary(path: Path, known: OfficialFile, found: Found) -> bool:
-    """Whether it is not the official one, and a step that was told to do so has made examples with it."""
-    used = {step.vocabulary_md5 for step in found.steps.values()} - {None, known.md5}
-    with suppress(OSError):  # the check of the official file says so
-        return bool(used) and md5_of(path) in used
-    return False
+def _set_own_apart(found: Found, official: Official) -> None:
+    """Moves vocabularies and evaluation texts that are not the official ones, and not meant to be, to `found.own`."""
+    used = {step.vocabulary_md5 for step in found.steps.values()} - {None}
+    has_own_text = bool(found.extracted) or any(step.name in _TEXT_STEPS for step in found.steps.values())
+    sets = [official.set_named(key.pattern, is_text=True) for key in found.sets if key.is_text]
+    has_own_text = (has_own_text or None in sets) and not any(sets)
+    for path, known in list(found.official):
+        if known.kind not in (VOCABULARY, EVAL_TEXT) or not (used or has_own_text):
+            continue
+        with suppress(OSError):  # the check of the official file says so
+            md5 = md5_of(path)
+            is_recorded = known.kind == VOCABULARY and md5 in used
+            is_fit = known.kind == EVAL_TEXT or (not used and _is_vocabulary(path))
+            if md5 != known.md5 and (is_recorded or (has_own_text and is_fit)):
+                found.official.remove((path, known))
+                found.own[path] = Own(known.kind, is_recorded)
+
+
+def _is_vocabulary(path: Path) -> bool:
+    try:
+        read_vocabulary(path)
+    except UserError:
+        return False
+    return True
 
 
 def _add_to_set(found: Found, path: Path, numbered: re.Match[str] | None) -> None:

@@ -88,13 +88,13 @@ def test_the_raw_size_is_carried_on_and_a_changed_file_is_noticed(tmp_path: Path
     source.parent.mkdir(parents=True)
     source.write_text("A b. C d.\n")
     facts = segment([source], out=tmp_path / "alone", workers=1)["outputs"][0]["facts"]
-    assert facts == {"sentences": 2, "raw_bytes": 10, "sized_by": "text"}
+    assert facts == {"sentences": 2, "articles": 1, "raw_bytes": 10, "sized_by": "text"}
 
     entry = {"name": "AA/wiki_00", "bytes": 10, "facts": {"raw_bytes": 123, "sized_by": "raw"}}
     manifest = tmp_path / "clean" / "manifest.json"
     manifest.write_text(json.dumps({"format": "bert-mlperf-prep", "outputs": [entry]}))
     facts = segment([tmp_path / "clean/*/wiki_??"], out=tmp_path / "out", workers=1)["outputs"][0]["facts"]
-    assert facts == {"sentences": 2, "raw_bytes": 123, "sized_by": "raw"}
+    assert facts == {"sentences": 2, "articles": 1, "raw_bytes": 123, "sized_by": "raw"}
     source.write_text("A b. C d. E.\n")
     with pytest.raises(UserError, match=r"wiki_00 has 13 bytes, the manifest in .*clean says 10"):
         segment([source], out=tmp_path / "other", workers=1)

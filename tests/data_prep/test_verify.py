@@ -1,7 +1,6 @@
 """`prep verify`: what is there, what is wrong with it, what to do next, and the exit code."""
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -17,17 +16,13 @@ from bert_mlperf.cli import main
 from bert_mlperf.data import tfrecord
 from bert_mlperf.data.shard_file import read_header
 from bert_mlperf.data.shards import write_shard
+from bert_mlperf.data_prep import verify as verify_module
 from bert_mlperf.data_prep import verify_checks, verify_rows
-from bert_mlperf.data_prep.convert import convert
-from bert_mlperf.data_prep.evaluation import eval_examples
-from bert_mlperf.data_prep.examples import ExampleOptions
-from bert_mlperf.data_prep.examples_command import examples
 from bert_mlperf.data_prep.fingerprint import official_input_ids_md5
-from bert_mlperf.data_prep.gather import gather
 from bert_mlperf.data_prep.official import Official, OfficialFile, OfficialSet
-from bert_mlperf.data_prep.split import split
 from bert_mlperf.data_prep.verify import verify
 from bert_mlperf.errors import UserError
+from bert_mlperf.report.work_progress import WorkProgress
 from tests.data.files import (
     VOCAB_SIZE,
     make_samples,
@@ -36,91 +31,7 @@ from tests.data.files import (
     write_tfrecord_samples,
     write_variable,
 )
-
-CONTENT = {  # of the official files of these tests
-    "dump.xml": b"<page>Sea</page>\n",
-    "eval.txt": b"The sea is wide.\nIt is deep.\n",
-    "vocab.txt": b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nsea\n",
-    "ckpt.index": b"index of the weights",
-    "ckpt.data": b"the weights",
-    "part-00000-of-00003": b"Zero.\n",
-    "part-00001-of-00003": b"One and more.\n",
-    "part-00002-of-00003": "Zwei große Fische.\n".encode(),
-}
-KINDS = {"dump.xml": "dump", "eval.txt": "evaluation text", "vocab.txt": "vocabulary"}
-KINDS |= {"ckpt.index": "checkpoint", "ckpt.data": "checkpoint"}
-
-
-def md5(data: bytes) -> str:
-    return hashlib.md5(data).hexdigest()
-
-
-def official_file(name: str, data: bytes, kind: str) -> OfficialFile:
-    return OfficialFile(name, len(data), md5(data), kind, f"the {kind}", f"shelf of {kind}")
-
-
-@pytest.fixture
-def official() -> Official:
-    """Small files. Of the three text parts two have a published md5, as most of the real ones have none."""
-    files = [official_file(name, CONTENT[name], kind) for name, kind in KINDS.items()]
-    files.append(OfficialFile("eval_10k", 5, None, "evaluation samples", "eval samples", "made", optional="made here"))
-    parts = {i: CONTENT[f"part-0000{i}-of-00003"] for i in (0, 2)}
-    known: dict[int, tuple[int, str | None]] = {i: (len(data), md5(data)) for i, data in parts.items()}
-    text = OfficialSet("part-{:05d}-of-00003", 3, "text", None, "text", "training text", "shelf of text", known)
-    records = OfficialSet(
-        "part-{:05d}-of-00003", 3, "TFRecord", 900, "training samples", "samples", "made", {1: (300, None)}, "made here"
-    )
-    return Official(tuple(files), (text, records))
-
-
-@pytest.fixture
-def inputs(tmp_path: Path) -> Path:
-    """A folder with all official files, right."""
-    folder = tmp_path / "inputs"
-    for name, data in CONTENT.items():
-        path = folder / ("parts" if name.startswith("part") else "phase1" if "ckpt" in name else "") / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return folder
-
-
-class Report:
-    """What `verify` printed."""
-
-    def __init__(self, code: int, text: str) -> None:
-        self.code = code
-        self.text = text
-        lines = text.splitlines()
-        self.wrong = [line.removeprefix("wrong   ") for line in lines if line.startswith("wrong   ")]
-        at = next((i for i, line in enumerate(lines) if line.startswith("next    ")), len(lines))
-        self.next = [line[8:] for line in lines[at:]]
-
-    def row(self, name: str) -> list[str]:
-        """Cells of the row `name`: what, state, detail."""
-        (line,) = (line for line in self.text.splitlines() if line.split("  ")[0].strip() == name)
-        return [cell.strip() for cell in line[len(name) :].split("  ") if cell.strip()]
-
-
-Verify = Callable[..., Report]
-
-
-def in_this_process(tasks: Sequence[Any], *, work: Callable[..., Any], on_done: Callable[..., None], **_: Any) -> None:
-    for i, task in enumerate(tasks):
-        on_done(i, work(task, lambda amount: None))
-
-
-@pytest.fixture
-def check(capsys: pytest.CaptureFixture[str], official: Official, monkeypatch: pytest.MonkeyPatch) -> Verify:
-    """Runs `verify` in this process, which is faster, or with `workers`."""
-
-    def run(folder: Path, *, workers: int | None = None) -> Report:
-        with monkeypatch.context() as patched:
-            if workers is None:
-                patched.setattr(verify_checks, "run_tasks", in_this_process)
-            code = verify(folder, workers=workers, official=official)
-        return Report(code, capsys.readouterr().out)
-
-    return run
+from tests.data_prep.verifying import CONTENT, KINDS, WEIGHTS, Report, Verify, md5, official_file
 
 
 class TestOfficialFiles:
@@ -178,24 +89,20 @@ class TestOfficialFiles:
         assert report.row("vocab.txt") == ["the vocabulary", "missing"]
         assert report.row("ckpt.index") == ["the checkpoint", "missing"]
         assert "not here, and not needed for the next step: dump.xml, eval_10k, part-*-of-00003" in report.text
-        assert report.next[:2] == [
-            "get the vocabulary (vocab.txt): shelf of vocabulary",
-            "get the initial weights (TF1 checkpoint, index and data in one folder): shelf of checkpoint",
-        ]
-        assert report.next[2].endswith("--vocab vocab.txt --out train")
+        assert report.next[0] == "get the vocabulary (vocab.txt): shelf of vocabulary"
+        assert report.next[1].endswith("--vocab vocab.txt --out train")
+        assert report.next[3:] == [WEIGHTS]
 
     def test_half_a_checkpoint(self, inputs: Path, check: Verify) -> None:
         (inputs / "phase1" / "ckpt.data").unlink()
         report = check(inputs)
         assert report.code == 0
         assert report.row("ckpt.data") == ["the checkpoint", "missing"]
-        assert report.next[0].startswith("get the initial weights")
+        assert report.next[-1] == WEIGHTS and "prep examples" in report.next[0], "what can be done at once stands first"
 
     def test_a_checkpoint_in_two_folders(self, inputs: Path, check: Verify) -> None:
         (inputs / "phase1" / "ckpt.data").rename(inputs / "ckpt.data")
-        assert (
-            check(inputs).next[0].startswith("get the initial weights (TF1 checkpoint, index and data in one folder)")
-        )
+        assert check(inputs).next[-1] == WEIGHTS
 
     def test_a_copy_of_a_wrong_file_that_is_right(self, inputs: Path, check: Verify) -> None:
         (inputs / "old").mkdir()
@@ -373,7 +280,8 @@ class TestSamples:
         data = {"train": f"{tmp_path}/train", "eval": f"{tmp_path}/eval/all.tfrecord"}
         assert report.next == [
             f'in a system file: "data": {json.dumps(data)}',
-            "get the initial weights (TF1 checkpoint, index and data in one folder): shelf of checkpoint",
+            f"also here: training samples in {tmp_path}/a_train_tf/all.tfrecord",
+            WEIGHTS,
         ]
 
     def test_published_sizes_of_records(self, tmp_path: Path, check: Verify) -> None:
@@ -413,36 +321,6 @@ def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 4
     path.write_bytes(data)
-
-
-ARTICLES = "".join(f"Fish number {i} swims in the sea.\nIt is deep.\n\n" for i in range(30))
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"fish number swims in the sea it is deep . 1 2 3".split()]
-
-
-@pytest.fixture
-def steps(made_by_steps: Path, tmp_path: Path) -> Path:
-    """A copy of `made_by_steps`."""
-    return Path(shutil.copytree(made_by_steps, tmp_path / "work"))
-
-
-@pytest.fixture(scope="module")
-def made_by_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of text steps, examples and converted examples, made with a vocabulary of our own."""
-    folder = tmp_path_factory.mktemp("steps")
-    for i in (0, 1):
-        (folder / f"text{i}").write_text(ARTICLES)
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
-    split([folder / "text0", folder / "text1"], out=folder / "split", num_eval_articles=4, workers=1)
-    gather([folder / "split" / "train"], out=folder / "parts", num_parts=2, workers=1)
-    options = ExampleOptions(dupe_factor=1, max_seq_length=64)
-    vocabulary = folder / "vocab.txt"
-    examples(
-        [folder / "parts"], vocabulary=vocabulary, out=folder / "train", options=options, own_vocabulary=True, workers=1
-    )
-    text = folder / "split" / "eval.txt"
-    eval_examples(text, vocabulary=vocabulary, out=folder / "test", options=options, num_samples=3, own_vocabulary=True)
-    convert([folder / "train"], to="fixed", out=folder / "fixed", vocab_size=len(WORDS), workers=1)
-    return folder
 
 
 class TestResultsOfSteps:
@@ -520,8 +398,15 @@ class TestResultsOfSteps:
         report = check(steps)
         assert report.code == 1
         assert report.wrong == [
-            f"{steps}/train was not finished; run the command that writes it again, it goes on where it stopped."
+            f"{steps}/train was not finished; run the command that writes it again, it goes on where it stopped, "
+            "or remove the folder."
         ]
+
+    def test_a_step_that_has_finished_no_file(self, steps: Path, check: Verify) -> None:
+        for folder in ("done", "tmp"):
+            (steps / "half" / ".unfinished" / folder).mkdir(parents=True)
+        (steps / "half" / ".unfinished" / "plan.json").write_text("{}")
+        assert check(steps).code == 0
 
     def test_another_vocabulary_than_the_one_used(self, steps: Path, check: Verify) -> None:
         (steps / "vocab.txt").write_text("sea\n")
@@ -529,69 +414,25 @@ class TestResultsOfSteps:
         assert report.code == 1 and report.row("vocab.txt")[1:] == ["wrong", "4 B, expected 35 B"]
 
 
-class TestNextSteps:
-    def next_of(self, folder: Path, check: Verify) -> list[str]:
-        report = check(folder)
-        assert report.code == 0
-        return [line for line in report.next if not line.startswith("get the initial weights")]
+class TestProgress:
+    def test_every_pass_counts(self, steps: Path, inputs: Path, check: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is reported is in the end what was announced, for folders without a fault."""
+        steps.rename(inputs / "work")
+        announced, reported = [], []
 
-    def test_only_a_vocabulary(self, inputs: Path, check: Verify) -> None:
-        for name in ("dump.xml", "eval.txt"):
-            (inputs / name).unlink()
-        shutil.rmtree(inputs / "parts")
-        assert self.next_of(inputs, check) == [
-            "get the training text (500 parts): shelf of text",
-            "get the evaluation text (eval.txt): shelf of evaluation text",
-        ]
+        class Watched(WorkProgress):
+            def __init__(self, name: str, **options: Any) -> None:
+                announced.append(options["total_bytes"])
+                super().__init__(name, **options)
 
-    def test_only_a_dump(self, tmp_path: Path, check: Verify) -> None:
-        (tmp_path / "dump.xml").write_bytes(CONTENT["dump.xml"])
-        assert self.next_of(tmp_path, check) == [
-            "get the vocabulary (vocab.txt): shelf of vocabulary",
-            f"extract {tmp_path}/dump.xml with WikiExtractor, then bert-mlperf prep clean 'text/*/wiki_??' --out clean",
-        ]
+        def watch(tasks: Sequence[Any], *, work: Callable[..., Any], on_done: Callable[..., None], **_: Any) -> None:
+            for i, task in enumerate(tasks):
+                on_done(i, work(task, reported.append))
 
-    def test_extracted_text(self, tmp_path: Path, check: Verify) -> None:
-        (tmp_path / "AA").mkdir()
-        for name in ("wiki_00", "wiki_01"):
-            (tmp_path / "AA" / name).write_text("<doc>\nSea\n\nDeep.\n</doc>\n")
-        assert check(tmp_path).row("AA/wiki_??") == ["extracted text", "present", "2 files, not checked"]
-        assert self.next_of(tmp_path, check)[1:] == [f"bert-mlperf prep clean '{tmp_path}/AA/wiki_??' --out clean"]
-
-    @pytest.mark.parametrize(
-        ("gone", "expected"),
-        [
-            (["train", "fixed", "test", "parts", "split"], ["get the training text", "get the evaluation text"]),
-            (
-                ["train", "fixed", "test", "parts"],
-                ["prep gather {}/split/train --out parts", "prep eval {}/split/eval"],
-            ),
-            (["train", "fixed", "test"], ["prep examples '{}/parts' --vocab", "prep eval {}/split/eval.txt"]),
-            (["train", "fixed"], ["prep examples '{}/parts' --vocab {}/vocab.txt --own-vocabulary --out train"]),
-            (["test"], ["prep eval {}/split/eval.txt --vocab {}/vocab.txt --own-vocabulary --out eval"]),
-            (["parts", "test", "split"], ["get the evaluation text (eval.txt)"]),
-            ([], ["in a system file"]),
-        ],
-    )
-    def test_after_each_step(self, steps: Path, check: Verify, gone: list[str], expected: list[str]) -> None:
-        for name in gone:
-            shutil.rmtree(steps / name)
-        if "train" in gone and "test" in gone:  # nothing speaks of our own vocabulary then
-            (steps / "vocab.txt").write_bytes(CONTENT["vocab.txt"])
-        lines = self.next_of(steps, check)
-        assert len(lines) == len(expected)
-        for line, part in zip(lines, expected, strict=True):
-            assert part.format(steps, steps) in line
-
-    def test_after_clean_and_segment(self, steps: Path, check: Verify) -> None:
-        """The manifest of the split, with the names of the steps before."""
-        for name in ("train", "fixed", "test", "parts", "vocab.txt"):
-            shutil.rmtree(steps / name) if (steps / name).is_dir() else (steps / name).unlink()
-        path = steps / "split" / "manifest.json"
-        manifest = json.loads(path.read_text())
-        for stage, command in (("clean", "segment {} --out segmented"), ("segment", "split {} --out split")):
-            path.write_text(json.dumps(manifest | {"stage": stage}))
-            assert self.next_of(steps, check)[1:] == [f"bert-mlperf prep {command.format(steps / 'split')}"]
+        monkeypatch.setattr(verify_checks, "WorkProgress", Watched)
+        monkeypatch.setattr(verify_checks, "run_tasks", watch)
+        assert check(inputs, workers=1).code == 0
+        assert sum(reported) == announced[0] > sum(path.stat().st_size for path in inputs.rglob("part*"))
 
 
 def with_one_more(entry: OfficialFile) -> Official:
@@ -669,7 +510,8 @@ class TestFolders:
         entry = OfficialFile("secret", 0, "0" * 32, "vocabulary", "secret", "shelf")
         assert verify(tmp_path, workers=1, official=with_one_more(entry)) == 1
         assert Report(1, capsys.readouterr().out).wrong == [
-            f"{tmp_path}/secret cannot be read: Input/output error; check its permissions or get it again: shelf."
+            f"{tmp_path}/secret cannot be read: Input/output error; check its permissions or get it again: shelf, or "
+            "add --own-vocabulary to prep examples and prep eval if it is your own."
         ]
 
     def test_a_folder_that_cannot_be_read(self, inputs: Path, check: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -688,6 +530,33 @@ class TestFolders:
 
 class TestPage:
     """On a terminal and in a pipe."""
+
+    def test_no_name_is_broken_on_a_narrow_terminal(
+        self, inputs: Path, check: Verify, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (inputs / "vocab.txt").unlink()
+        (inputs / "eval.txt").unlink()
+        monkeypatch.setattr(verify_module, "PIPE_WIDTH", 40)
+        lines = [line.rstrip() for line in check(inputs).text.splitlines()]
+        assert "parts/part-*-of-00003" in lines and "phase1/ckpt.index" in lines
+        at = lines.index("parts/part-*-of-00003")
+        assert lines[at + 1 : at + 3] == [
+            "        text, present, 3 of 3 files, 40",
+            "        B, md5 right (published for 2)",
+        ]
+        assert max(len(line) for line in lines[: at + 3]) <= 40
+        assert any(line.startswith("not here, and not needed for the next") for line in lines)
+
+    def test_missing_is_either_asked_for_or_not_needed(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """With the official list, where two checkpoints have the same names."""
+        write_tfrecord_samples(tmp_path / "train.tfrecord", make_samples([20]))
+        assert main(["prep", "verify", str(tmp_path), "--workers", "1"]) == 0
+        text = capsys.readouterr().out
+        (line,) = (line for line in text.splitlines() if line.startswith("not here, and not needed"))
+        assert "model.ckpt-28252.index" in text and "model.ckpt-28252.index" not in line
+        assert "bert_config.json" in line
 
     def test_a_row_is_a_line_in_a_pipe(self, inputs: Path, check: Verify) -> None:
         deep = inputs / "a_rather_long_name_of_a_folder" / "with_another_long_one_below_it"
