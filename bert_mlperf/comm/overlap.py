@@ -8,7 +8,7 @@ The order is fixed: buckets are reduced in the order of the layout (last layers 
 on every rank, whichever gradient is complete first. Each bucket is reduced once and gathered once per step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -16,19 +16,26 @@ from torch import Tensor, nn
 
 from bert_mlperf.comm.lanes import Lane, Pending
 from bert_mlperf.comm.reduction import Reduction
+from bert_mlperf.comm.wire import SLICE, slices
 from bert_mlperf.optim.flat import FlatBuffers
-from bert_mlperf.optim.layout import Bucket
+from bert_mlperf.optim.layout import Bucket, TensorRange
 
 
 class GradientReduction:
-    """Reduces the gradients of `flat`, bucket by bucket, into the fp32 shard `flat.reduced`."""
+    """Reduces the gradients of `flat`, bucket by bucket, into this rank's fp32 parts of the buckets."""
 
     def __init__(self, flat: FlatBuffers, reduction: Reduction, lane: Lane, *, wire_dtype: torch.dtype) -> None:
         self._flat, self._reduction, self._lane = flat, reduction, lane
-        self._wire_dtype = wire_dtype
         self._bucket_of = {name: i for i, b in enumerate(flat.layout.buckets) for name in b.parameters}
+        slice_size = SLICE if flat.weights.device.type == "cpu" else flat.layout.size
+        self._slices = [slices(flat.layout, bucket, slice_size) for bucket in flat.layout.buckets]
+        largest = max(s.end - s.start for of_bucket in self._slices for s in of_bucket) * flat.layout.num_shards
+        is_part = flat.layout.num_shards == 1 and wire_dtype == torch.float32
+        self._wire = None if is_part else torch.empty(largest, dtype=wire_dtype, device=flat.weights.device)
         self._missing: list[set[str]] = []
         self._pending: list[Pending] = []
+        self._parts: list[Tensor] = []
+        self._sums: list[tuple[str, Tensor]] = []
         self._is_open = False
 
     def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -40,18 +47,26 @@ class GradientReduction:
         """Called before the last backward of a step: the gradients that it completes may be reduced."""
         assert not self._is_open and not self._pending, "the step before was not finished"
         self._missing = [set(bucket.parameters) for bucket in self._flat.layout.buckets]
+        self._sums = []
         self._is_open = True
 
-    def finish(self) -> Tensor:
-        """The reduced shard. Buckets with parameters that got no gradient are reduced now (theirs are zero)."""
+    def finish(self) -> list[Tensor]:
+        """This rank's part of each bucket (fp32), now the caller's. Buckets with parameters that got no gradient are
+        reduced now (theirs are zero)."""
         assert self._is_open
         self._submit(lambda missing: True)
         self._is_open = False
         for pending in self._pending:
             pending.wait()
         assert len(self._pending) == len(self._flat.layout.buckets), "every bucket is reduced once"
-        self._pending = []
-        return self._flat.reduced
+        parts, self._pending, self._parts = self._parts, [], []
+        return parts
+
+    def not_finite(self, ranges: Sequence[TensorRange]) -> list[str]:
+        """Names of the tensors in whose parameters this rank's own gradient held Inf or NaN in the last step."""
+        bad = {name for name, value in self._sums if not value.isfinite()}
+        slots = [self._flat.layout.slots[name] for name in bad]
+        return [r.name for r in ranges if any(slot.start <= r.start < slot.end for slot in slots)]
 
     def _complete(self, name: str, _: Tensor) -> None:
         if self._is_open:
@@ -65,15 +80,18 @@ class GradientReduction:
         buckets = self._flat.layout.buckets
         while len(self._pending) < len(buckets) and is_ready(self._missing[len(self._pending)]):
             number = len(self._pending)
-            work = partial(self._reduce, buckets[number])
+            size = buckets[number].size // self._flat.layout.num_shards
+            self._parts.append(torch.empty(size, dtype=torch.float32, device=self._flat.weights.device))
+            work = partial(self._reduce, number, self._parts[-1])
             self._pending.append(self._lane.submit(work, name=f"reduce {number}"))
 
-    def _reduce(self, bucket: Bucket) -> None:
-        layout, shard = self._flat.layout, self._reduction.topology.shard
-        part = layout.part(bucket, shard)
-        self._reduction.reduce(
-            self._flat.on_the_wire(bucket, self._wire_dtype), self._flat.reduced[part.shard_start : part.shard_end]
-        )
+    def _reduce(self, number: int, part: Tensor) -> None:
+        gradients = self._flat.take_gradients(self._flat.layout.buckets[number])
+        for piece in self._slices[number]:
+            target = part[piece.start : piece.end]
+            wire = target if self._wire is None else self._wire[: target.numel() * self._flat.layout.num_shards]
+            self._sums += piece.fill(wire, gradients)
+            self._reduction.reduce(wire, target)
 
 
 class WeightGather:

@@ -4,6 +4,11 @@ The equations are those of lamb.py. A shard border may cut through a tensor, so 
 summed over the group: one all-reduce of [2, tensors] squared norms. Everything is decided on the device: the clip, and,
 where gradients can overflow (fp16), whether the step is skipped; a skipped step leaves weights, moments and the count
 of updates, and with it the schedule, as they were.
+
+On the CPU a step goes over the shard in blocks that fit the cache, twice: m, v, the direction and the norms of a block,
+then, when the norms of all shards are known, its weights. Bias corrections are folded into two numbers:
+
+    z = m / (sqrt(v) + epsilon sqrt(1 - b2^t)) + decay w / c,   u = c z,   c = sqrt(1 - b2^t) / (1 - b1^t)
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +23,10 @@ from bert_mlperf.optim.layout import FlatLayout, TensorRange
 from bert_mlperf.optim.schedule import learning_rate
 
 CLIP_NORM = 1.0  # of the gradient of the global batch
+BLOCK = 2**16  # elements on the CPU: a block of g, m, v and w is 1 MiB
+
+
+Number = float | Tensor  # a Python number, or a 0-dimensional tensor on the device
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,16 @@ class Update:
     gradient_norm: Tensor  # fp32, of the global batch before clipping
     learning_rate: Tensor  # float64
     skipped: Tensor  # bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """Elements `here` of the shard, `there` of the shard's part of a bucket, and what they hold of the tensors."""
+
+    bucket: int
+    here: slice
+    there: slice
+    pieces: tuple[tuple[int, slice], ...]  # number of the tensor, elements of the block
 
 
 class ShardedLamb:
@@ -48,63 +67,123 @@ class ShardedLamb:
         self.recipe = recipe
         self.ranges = list(ranges)
         self.weights = weights
+        device = weights.device
         self.first_moment, self.second_moment = torch.zeros_like(weights), torch.zeros_like(weights)
-        self.updates = torch.zeros((), dtype=torch.float64, device=weights.device)
-        self._pieces = [(i, p) for i, r in enumerate(self.ranges) for p in layout.pieces(r.start, r.end, shard)]
-        self._adapted = torch.tensor([r.adapted for r in self.ranges], device=weights.device)
+        self.updates = torch.zeros((), dtype=torch.float64, device=device)
+        size = BLOCK if device.type == "cpu" else max(1, layout.shard_size)
+        self._blocks = blocks_of(layout, self.ranges, shard=shard, size=size)
+        self._adapted = torch.tensor([r.adapted for r in self.ranges], device=device)
+        numbers = [number for block in self._blocks for number, _ in block.pieces]
+        adapted = [number for number in numbers if self.ranges[number].adapted]
+        self._adapted_numbers = torch.tensor(adapted, dtype=torch.int64, device=device)
         self._sum_over_shards = sum_over_shards
         self._can_skip = can_skip
 
-    def step(self, gradient: Tensor, *, scale: Tensor | float = 1.0) -> Update:
-        """One update. `gradient` (fp32, the shard's part of the sum over all ranks, times the loss scale `scale`) is
-        overwritten by the directions of the update."""
+    def step(self, gradient: Sequence[Tensor], *, scale: Tensor | float = 1.0) -> Update:
+        """One update. `gradient` (fp32, the shard's part of each bucket summed over all ranks, times the loss scale
+        `scale`) is overwritten by the directions of the update."""
         norm = self._global_norm(gradient) / scale
         is_finite = norm.isfinite()
         keep = is_finite if self._can_skip else torch.ones_like(is_finite)
-        gradient.mul_(torch.where(is_finite, CLIP_NORM / norm.clamp(min=CLIP_NORM), 0.0) / scale)
-        if self._can_skip:
-            gradient.nan_to_num_(0.0, 0.0, 0.0)
         rate = learning_rate(self.updates, self.recipe)
-        self._directions(gradient, keep)
-        ratios = self._trust_ratios(gradient)
-        factors = (torch.where(keep, -rate, 0.0) * ratios).float()
-        for i, piece in self._pieces:
-            here = slice(piece.shard_start, piece.shard_end)
-            self.weights[here].addcmul_(gradient[here], factors[i])
+        clip = torch.where(is_finite, CLIP_NORM / norm.clamp(min=CLIP_NORM), 0.0) / scale
+        correction, squares = self._directions(gradient, clip, keep)
+        self._apply(gradient, torch.where(keep, -rate, 0.0) * correction * self._trust_ratios(squares, correction))
         return Update(gradient_norm=norm, learning_rate=rate, skipped=~keep)
 
-    def _global_norm(self, gradient: Tensor) -> Tensor:
-        squared = accurate_norm(gradient).double().square()
+    def _global_norm(self, gradient: Sequence[Tensor]) -> Tensor:
+        norms = [accurate_norm(gradient[block.bucket][block.there]) for block in self._blocks]
+        squared = torch.stack(norms).double().square().sum()
         self._sum_over_shards(squared)
         return squared.sqrt().float()
 
-    def _directions(self, gradient: Tensor, keep: Tensor) -> None:
-        """Advances moments and count, and replaces the gradient by u without decay."""
-        beta_1, beta_2 = self.recipe.beta_1, self.recipe.beta_2
-        m, v = self.first_moment, self.second_moment
-        m.mul_(torch.where(keep, beta_1, 1.0)).addcmul_(gradient, torch.where(keep, 1 - beta_1, 0.0))
-        gradient.square_()
-        v.mul_(torch.where(keep, beta_2, 1.0)).addcmul_(gradient, torch.where(keep, 1 - beta_2, 0.0))
+    def _directions(self, gradient: Sequence[Tensor], clip: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Advances moments and count, and replaces the gradient by z; c, and |w|^2 and |z|^2 of this shard's part of
+        each tensor, [2, tensors], 0 where it is not adapted."""
+        recipe = self.recipe
         self.updates += keep
         t = self.updates.clamp(min=1)  # 0 only if all steps so far were skipped
-        torch.div(v, 1 - beta_2**t, out=gradient).sqrt_().add_(self.recipe.epsilon).mul_(1 - beta_1**t)
-        torch.div(m, gradient, out=gradient)
+        root = (1 - recipe.beta_2**t).sqrt()
+        correction = root / (1 - recipe.beta_1**t)
+        weight_1, weight_2 = (torch.where(keep, 1 - beta, 0.0) for beta in (recipe.beta_1, recipe.beta_2))
+        numbers = [_number(x) for x in (clip, weight_1, weight_2, recipe.epsilon * root)]
+        decay = _number(recipe.weight_decay / correction)
+        norms: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for block in self._blocks:
+            z, w = gradient[block.bucket][block.there], self.weights[block.here]
+            self._direction(z, self.first_moment[block.here], self.second_moment[block.here], *numbers)
+            for number, piece in block.pieces:
+                if self.ranges[number].adapted:
+                    _add_scaled(z[piece], w[piece], decay)
+                    norms[0].append(accurate_norm(w[piece]))
+                    norms[1].append(accurate_norm(z[piece]))
+        squares = [_sums_of_squares(some, self._adapted_numbers, len(self.ranges)) for some in norms]
+        return correction, torch.stack(squares)
 
-    def _trust_ratios(self, directions: Tensor) -> Tensor:
-        """Adds the decay to the directions; |w| / |u| of each tensor, float64 [tensors], 1 where it is not adapted."""
-        squares = torch.zeros(2, len(self.ranges), dtype=torch.float64, device=directions.device)
-        for i, piece in self._pieces:
-            if self.ranges[i].adapted:
-                here = slice(piece.shard_start, piece.shard_end)
-                directions[here].add_(self.weights[here], alpha=self.recipe.weight_decay)
-                squares[0, i] += accurate_norm(self.weights[here]).double().square()
-                squares[1, i] += accurate_norm(directions[here]).double().square()
+    def _direction(
+        self, g: Tensor, m: Tensor, v: Tensor, clip: Number, weight_1: Number, weight_2: Number, epsilon: Number
+    ) -> None:
+        g.mul_(clip)
+        if self._can_skip:
+            g.nan_to_num_(0.0, 0.0, 0.0)
+        m.lerp_(g, weight_1)
+        v.lerp_(g.square_(), weight_2)
+        torch.sqrt(v, out=g).add_(epsilon)
+        torch.div(m, g, out=g)
+
+    def _trust_ratios(self, squares: Tensor, correction: Tensor) -> Tensor:
+        """|w| / |u| of each tensor, float64 [tensors], 1 where it is not adapted; `squares` are summed in place."""
         self._sum_over_shards(squares)
         weight_norms, norms = squares.sqrt()
         is_scaled = self._adapted & (weight_norms > 0) & (norms > 0)
-        return torch.where(is_scaled, weight_norms / norms, 1.0)
+        return torch.where(is_scaled, weight_norms / (norms * correction), 1.0)
+
+    def _apply(self, directions: Sequence[Tensor], factors: Tensor) -> None:
+        """Adds each tensor's direction times its factor to the weights."""
+        numbers: Sequence[Number] = factors.tolist() if factors.device.type == "cpu" else list(factors.float())
+        for block in self._blocks:
+            z, w = directions[block.bucket][block.there], self.weights[block.here]
+            for number, piece in block.pieces:
+                _add_scaled(w[piece], z[piece], numbers[number])
 
     def reset(self) -> None:
         """Moments and count as at the start (after a warm-up)."""
         for state in (self.first_moment, self.second_moment, self.updates):
             state.zero_()
+
+
+def blocks_of(layout: FlatLayout, ranges: Sequence[TensorRange], *, shard: int, size: int) -> list[Block]:
+    """The shard in blocks of at most `size` elements, none across buckets."""
+    blocks = []
+    for bucket, part in enumerate(layout.parts(shard)):
+        length, found = part.end - part.start, []
+        for number, r in enumerate(ranges):
+            low, high = max(r.start, part.start) - part.start, min(r.end, part.end) - part.start
+            if low < high:
+                found.append((number, low, high))
+        for start in range(0, length, size):
+            end = min(start + size, length)
+            pieces = [
+                (n, slice(max(a, start) - start, min(b, end) - start)) for n, a, b in found if a < end and b > start
+            ]
+            here = slice(part.shard_start + start, part.shard_start + end)
+            blocks.append(Block(bucket, here, slice(start, end), tuple(pieces)))
+    return blocks
+
+
+def _number(x: Tensor) -> Number:
+    """For arithmetic with fp32 tensors: on the CPU a Python number is faster, elsewhere the host would wait for it."""
+    return x.item() if x.device.type == "cpu" else x.float()
+
+
+def _add_scaled(target: Tensor, values: Tensor, factor: Number) -> None:
+    if isinstance(factor, Tensor):
+        target.addcmul_(values, factor)
+    else:
+        target.add_(values, alpha=factor)
+
+
+def _sums_of_squares(norms: Sequence[Tensor], numbers: Tensor, size: int) -> Tensor:
+    """Adds up the squares of `norms` by tensor number: float64 [size]."""
+    sums = torch.zeros(size, dtype=torch.float64, device=numbers.device)
+    return sums.index_add_(0, numbers, torch.stack(norms).double().square()) if norms else sums

@@ -47,8 +47,8 @@ class TrainState:
         skips = int(self.loss_scale.skips_in_row)
         if self.loss_scale.dynamic and skips < MOST_SKIPS:
             return
-        bad = self.optimizer.not_finite()
-        where = f"first in {bad[0]}" if bad else "in the shard of another rank or in the sum on the wire"
+        bad = self.gradients.not_finite(self.optimizer.ranges)
+        where = f"first in {bad[0]}" if bad else "in the gradient of another rank or in the sum on the wire"
         row = f", as were those of the {skips - 1} steps before, at loss scale 1" if skips else ""
         raise NotFiniteError(
             f"the gradient of step {self.step - 1} is not finite (norm {self.last_norm.item()}, {where}){row}: lower "

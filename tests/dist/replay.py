@@ -175,8 +175,8 @@ class Replay:
         """One update, its gradients times `scale`; the model's weights are complete afterwards."""
         self.flat.zero_gradients()
         made = self.problem.gradient(index, self.control.rank, self.control.world_size)
-        for name, view in self.flat.split(self.flat.gradients).items():
-            view.copy_(made[name] * scale)
+        for name, parameter in self.flat.parameters.items():
+            parameter.grad = made[name] * scale
         self.gradients.open()
         update = self.optimizer.step(self.gradients.finish(), scale=scale)
         self.weights.start()

@@ -72,8 +72,7 @@ def empty_parameters(control: Control) -> tuple[float, bool]:
     replay.gradients.watch(parameters)
     replay.gradients.open()
     sum(((control.rank + 1) * p).sum() for p in parameters.values()).backward()
-    replay.gradients.finish()
-    whole = replay.flat.split(replay.whole(replay.flat.reduced))
+    whole = replay.flat.split(replay.whole(torch.cat(replay.gradients.finish())))
     return max(float((g - 3).abs().max()) for g in whole.values() if g.numel()), whole["empty"].shape == (0, 5)
 
 
@@ -218,10 +217,10 @@ def reduced_gradients(control: Control) -> list[tuple[bool, float]]:
     groups = open_lanes(Topology(control.rank, world, world))
     for strategy, bucket_size in (("flat", None), ("flat", 700), ("flat", 1), ("node", 700)):
         replay = Replay(problem, Case(strategy, world, bucket_size), control, groups)
-        for name, view in replay.flat.split(replay.flat.gradients).items():
-            view.copy_(shares[control.rank][name])
+        for name, parameter in replay.flat.parameters.items():
+            parameter.grad = shares[control.rank][name].clone()
         replay.gradients.open()
-        got = replay.flat.split(replay.whole(replay.gradients.finish()))
+        got = replay.flat.split(replay.whole(torch.cat(replay.gradients.finish())))
         wanted = {name: sum(share[name] for share in shares) for name in shapes}
         errors = [float((got[name] - wanted[name]).abs().max()) for name in shapes if wanted[name].numel()]
         found.append((all(torch.equal(got[name], wanted[name]) for name in shapes), max(errors)))
