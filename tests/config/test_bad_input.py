@@ -51,7 +51,7 @@ def refusal(path: Path, *overrides: str) -> str:
         ("target_accuracy=0", "expected a number > 0 and < 1 or null"),
         ("eval_interval_samples=0", 'is 0 (a whole number), expected a whole number > 0 or "rule"'),
         ("eval_interval_samples=-5", 'expected a whole number > 0 or "rule"'),
-        ("precision=fp16", 'is "fp16" (a string), expected "fp32" or "bf16"'),
+        ("precision=fp8", 'is "fp8" (a string), expected "fp32", "bf16" or "fp16"'),
         ("seed=x", 'is "x" (a string), expected a whole number >= 0 and < 4294967296 or "os"'),
         ("master_port=70000", "expected a whole number >= 0 and <= 65535"),
         ("division=Closed", "division: 'Closed' is none of 'closed', 'open'"),
