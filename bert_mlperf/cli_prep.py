@@ -20,16 +20,15 @@ def add_prep(commands: Any) -> None:
     convert.add_argument(
         "--vocab-size",
         type=int,
-        default=30522,
         metavar="TOKENS",
-        help="tokens of the vocabulary (default: %(default)s)",
+        help="tokens of the vocabulary (default: what shards or their manifest say, else 30522)",
     )
 
     inspect = steps.add_parser("inspect", help="what a shard or a data set holds")
     inspect.add_argument("path", type=Path, metavar="SHARD", help="a shard or a folder of shards, in any layout")
-    inspect.add_argument("--sample", type=int, metavar="N", help="show the text of sample N with its masks")
+    inspect.add_argument("--sample", type=int, metavar="N", help="show only the text of sample N with its masks")
     inspect.add_argument("--vocab", type=Path, metavar="FILE", help="the vocabulary, for --sample")
-    inspect.add_argument("--png", type=Path, metavar="FILE", help="draw the histogram of lengths")
+    inspect.add_argument("--png", type=Path, metavar="FILE", help="draw the histogram of lengths to a new .png")
 
     verify = steps.add_parser("verify", help="check official inputs and data sets, without network")
     verify.add_argument("folder", type=Path, metavar="DIR", help="folder that holds them, at any depth")

@@ -1,6 +1,7 @@
 """`prep convert`: a data set in another layout, one output file for each input file."""
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,40 +12,47 @@ from bert_mlperf.data.samples import Samples
 from bert_mlperf.data.shard_file import LAYOUT, ShardWriter
 from bert_mlperf.data_prep.inputs import MANIFEST, find_sources
 from bert_mlperf.data_prep.layouts import WRITERS, PackedWriter
+from bert_mlperf.data_prep.made_with import MadeWith, made_with
 from bert_mlperf.data_prep.pool import Progress
 from bert_mlperf.data_prep.stage import Job, run_stage
 from bert_mlperf.errors import UserError
 
 LAYOUTS = {"shards": LAYOUT, "tfrecord": TFRECORD, "fixed": FIXED, "variable": VARIABLE, "packed": PACKED}
+OFFICIAL_VOCABULARY_SIZE = 30522
 _NUMBER = re.compile(r"part[-_](\d+)[-_]of[-_](\d+)")
 _ENDINGS = {".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords"}
 
 
 def convert(
-    inputs: Sequence[str | Path], *, to: str, out: str | Path, workers: int | None = None, vocab_size: int = 30522
+    inputs: Sequence[str | Path], *, to: str, out: str | Path, workers: int | None = None, vocab_size: int | None = None
 ) -> dict[str, Any]:
     """Writes the samples of `inputs` (files, folders of shards, glob patterns; any layout) to `out` in the layout `to`,
     a key of LAYOUTS; returns the manifest.
 
     Order is kept but in packed rows. Files keep their numbers: part_00003_of_00500.hdf5, for TFRecord
-    part-00003-of-00500.tfrecord; one without a number keeps its name up to the ending. Raises UserError if an input has
-    the layout `to` already (nothing would change: copy it), if two inputs would get one name, if a file is damaged, and
-    for a sample that the layout cannot hold or whose token ids lie outside [0, vocab_size).
+    part-00003-of-00500.tfrecord; one without a number keeps its name up to the ending. The size of the vocabulary is
+    what shards or manifests beside the inputs say, else `vocab_size`, else that of the official one. Raises UserError
+    if an input has the layout `to` already (nothing would change: copy it), if two inputs would get one name, if they
+    or `vocab_size` differ in the size of their vocabulary, if a file is damaged, and for a sample that the layout
+    cannot hold or whose token ids lie outside the vocabulary.
     """
     if to not in LAYOUTS:
         raise UserError(f"the layout {to!r} is unknown; give one of {', '.join(LAYOUTS)}.")
     jobs: dict[str, Job] = {}
-    for path in _files(inputs):
+    paths = _files(inputs)
+    layouts = {path: _readable_layout(path, to) for path in paths}
+    vocabulary = _vocabulary(paths, vocab_size)
+    for path in paths:
         name = _output_name(path, to)
         if name in jobs:
             raise UserError(
                 f"{jobs[name].sources[0]} and {path} would both become {name}; convert them to different folders."
             )
-        jobs[name] = Job((path,), (name,), {"layout": _readable_layout(path, to), "to": to, "vocab_size": vocab_size})
+        jobs[name] = Job((path,), (name,), {"layout": layouts[path], "to": to, "vocab_size": vocabulary.size})
     return run_stage(
         "convert",
         out=out,
-        options={"to": to, "vocab_size": vocab_size},
+        options={"to": to, "vocab_size": vocabulary.size, "vocabulary_md5": vocabulary.md5},
         jobs=list(jobs.values()),
         work=_convert_file,
         workers=workers,
@@ -58,6 +66,32 @@ def _files(inputs: Sequence[str | Path]) -> list[Path]:
         path = Path(given)
         found += find_shards(path) if path.is_dir() else [source.path for source in find_sources([given])]
     return [path for path in dict.fromkeys(found) if path.name != MANIFEST]
+
+
+def _vocabulary(paths: Sequence[Path], given: int | None) -> MadeWith:
+    """The one vocabulary of all files, its size known."""
+    found = {path: made_with(path) for path in paths}
+    sizes = {made.size: path for path, made in found.items() if made.size is not None}
+    if len(sizes) > 1:
+        (one, first), (other, second) = list(sizes.items())[:2]
+        raise UserError(
+            f"{first} was made with a vocabulary of {one:,} tokens and {second} with one of {other:,}; convert them to "
+            "different folders."
+        )
+    for size, path in sizes.items():
+        if given not in (None, size):
+            raise UserError(
+                f"{path} was made with a vocabulary of {size:,} tokens, --vocab-size is {given:,}; leave it out."
+            )
+    size = next(iter(sizes), given)
+    if size is None:
+        size = OFFICIAL_VOCABULARY_SIZE
+        print(
+            f"{'convert':8s} {paths[0]} does not tell its vocabulary, {size:,} tokens are assumed (--vocab-size)",
+            file=sys.stderr,
+        )
+    md5s = {made.md5 for made in found.values()}
+    return MadeWith(size, md5s.pop() if len(md5s) == 1 else None)
 
 
 def _readable_layout(path: Path, to: str) -> str:

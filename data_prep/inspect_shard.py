@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from bert_mlperf.data.parts import MappedPart, Part, open_parts
+from bert_mlperf.data.parts import Part, open_parts
 from bert_mlperf.data.samples import Samples
 from bert_mlperf.data_prep.fingerprint import (
     OFFICIAL_EVAL_INPUT_IDS_MD5,
@@ -15,9 +15,12 @@ from bert_mlperf.data_prep.fingerprint import (
     Fingerprint,
     InputIdsMd5,
 )
-from bert_mlperf.data_prep.wordpiece import MASK, read_vocabulary
+from bert_mlperf.data_prep.reading import tracked_chunks
+from bert_mlperf.data_prep.sample_text import print_sample
+from bert_mlperf.data_prep.stage import number_of
 from bert_mlperf.errors import UserError
 from bert_mlperf.report.charts import BLUE, DOTS_PER_INCH, ORANGE
+from bert_mlperf.report.work_progress import WorkProgress
 
 _BINS = 16
 _BAR = 50  # characters of the longest bar
@@ -27,63 +30,77 @@ _NAME = 40  # characters of the longest name in a title
 
 def inspect(path: str | Path, *, sample: int | None = None, vocab: Path | None = None, png: Path | None = None) -> None:
     """Prints what the shard or the folder of shards `path` (any layout) holds: counts, the share of random next
-    segments, a fingerprint per field and a histogram of lengths; with `sample` and `vocab` (a file) also the text of
-    sample number `sample`; with `png` the histogram is drawn to this new file.
+    segments, a fingerprint per field and a histogram of lengths; with `png` the histogram is drawn to this new file.
+    With `sample` and `vocab` (a file) only the text of sample number `sample`, unless there is `png`, too.
 
     Memory does not grow with the set. Raises UserError if the data are damaged, if there is no such sample, if the
-    vocabulary is missing or too small for the sample, or if `png` exists or cannot be written.
+    vocabulary is missing or another one than that of the data, or if `png` exists or cannot be written.
     """
+    if png is not None:
+        _check_picture(png)
     if sample is not None and vocab is None:
         raise UserError(f"sample {sample} cannot be shown as text without its vocabulary; give --vocab FILE.")
-    if png is not None and png.exists():
-        raise UserError(f"{png} exists already and is not overwritten; give another name for the picture.")
-    tokens = read_vocabulary(vocab).tokens if vocab is not None else ()
     layout, parts = open_parts(path)
-    found = _Contents(sample)
+    if sample is not None and vocab is not None:
+        print_sample(path, parts, sample, vocab)
+        if png is None:
+            return
+    found = _Contents()
     for chunk in _chunks(parts):
         found.add(chunk)
-    if sample is not None and found.sample is None:
-        raise UserError(f"{path} has no sample {sample}, only {found.num_samples:,} counted from 0; give one of these.")
     print(_table(path, layout, len(parts), found))
     print(_histogram_text(found.lengths))
-    if found.sample is not None:
-        print(f"\nsample {sample}\n{sample_text(found.sample, tokens, where=f'sample {sample} of {path}')}")
     if png is not None:
-        count = f"{found.num_samples:,} sample{'s' * (found.num_samples != 1)}"
+        count = number_of(found.num_samples, "sample")
         _draw_lengths(png, found, title=f"{_short_name(path)}: {count}, {layout}")
         print(f"\nhistogram drawn to {png}")
 
 
+def _check_picture(path: Path) -> None:
+    """UserError, before anything is read, if no picture can be drawn to `path`."""
+    if path.suffix.lower() != ".png":
+        raise UserError(f"the picture {path} does not end in .png, the one format that is drawn; give such a name.")
+    if path.exists():
+        raise UserError(f"{path} exists already and is not overwritten; give another name for the picture.")
+    if not path.parent.is_dir():
+        raise UserError(f"the picture {path} cannot be written: there is no folder {path.parent}; make it first.")
+
+
 def _chunks(parts: list[Part]) -> Iterator[Samples]:
-    for part in parts:
-        if isinstance(part, MappedPart):
-            part.check_digest()
-        done = 0
-        for chunk in part.chunks():
-            longest, highest = int(chunk.lengths.max(initial=1)), int(chunk.input_ids.max(initial=0))
-            highest = max(highest, int(chunk.masked_ids.max(initial=0)))
-            chunk.validate(highest + 1, longest, where=str(part.path), first_sample=done)
-            yield chunk
-            done += chunk.num_samples
+    """All samples, checked, with a bar."""
+    total = sum(part.path.stat().st_size for part in parts)
+    with WorkProgress("inspect", total_bytes=total, total_files=len(parts)) as progress:
+        read = 0
+
+        def count(amount: int) -> None:
+            nonlocal read
+            read += amount
+            progress.bytes_done(read)
+
+        for part in parts:
+            done = 0
+            for chunk in tracked_chunks(part, count):
+                longest, highest = int(chunk.lengths.max(initial=1)), int(chunk.input_ids.max(initial=0))
+                highest = max(highest, int(chunk.masked_ids.max(initial=0)))
+                chunk.validate(highest + 1, longest, where=str(part.path), first_sample=done)
+                yield chunk
+                done += chunk.num_samples
+            progress.file_done()
 
 
 class _Contents:
-    """What is known of the samples seen so far, and the sample that was asked for."""
+    """What is known of the samples seen so far."""
 
-    def __init__(self, wanted: int | None) -> None:
+    def __init__(self) -> None:
         self.num_samples = self.num_masked = self.num_random = 0
         self.lengths = np.zeros(1, dtype=np.int64)  # samples of each length
         self.fingerprint = Fingerprint()
         self.input_ids_md5 = InputIdsMd5()
-        self.sample: Samples | None = None
-        self._wanted = wanted
 
     def add(self, chunk: Samples) -> None:
         counts = np.bincount(chunk.lengths, minlength=len(self.lengths))
         counts[: len(self.lengths)] += self.lengths
         self.lengths = counts
-        if self._wanted is not None and 0 <= self._wanted - self.num_samples < chunk.num_samples:
-            self.sample = chunk.take(np.array([self._wanted - self.num_samples]))
         self.num_samples += chunk.num_samples
         self.num_masked += chunk.num_masked
         self.num_random += int(chunk.next_sentence_labels.sum(dtype=np.int64))
@@ -132,36 +149,6 @@ def _histogram_text(lengths: np.ndarray) -> str:
         bar = "#" * -(-_BAR * count // counts.max())
         rows.append(f"{first:6,} to {behind - 1:6,} {count:13,} {bar}".rstrip())
     return "\n".join(rows)
-
-
-def sample_text(sample: Samples, tokens: tuple[str, ...], *, where: str) -> str:
-    """The one sample as text, segment by segment. Word pieces are joined; a prediction shows what stands there and what
-    is to be predicted. UserError, naming `where`, if `tokens` (by id) does not reach to its ids."""
-    highest = max(int(sample.input_ids.max()), int(sample.masked_ids.max(initial=0)))
-    if highest >= len(tokens):
-        raise UserError(
-            f"{where} has token id {highest}, but the vocabulary only {len(tokens):,} tokens; give the vocabulary of "
-            "these data."
-        )
-    originals = dict(zip(sample.masked_positions.tolist(), sample.masked_ids.tolist(), strict=True))
-    segments = [""] * 2
-    for place, (token, segment) in enumerate(zip(sample.input_ids.tolist(), sample.segment_ids.tolist(), strict=True)):
-        shown = tokens[token]
-        if place in originals:
-            original = tokens[originals[place]]
-            shown += "(kept)" if originals[place] == token else f"->{original}"
-        joined = shown.startswith("##") and place not in originals and place - 1 not in originals
-        segments[segment] += shown.removeprefix("##") if joined else f" {shown}"
-    label = ("0, B is the real next segment", "1, B is a random segment")[int(sample.next_sentence_labels[0])]
-    return "\n".join(
-        [
-            f"A:{segments[0]}",
-            f"B:{segments[1]}",
-            f"label: {label}",
-            f"({MASK}->word: masked, word is to be predicted; shown->word: replaced by a random token; word(kept): to "
-            "be predicted, but left as it is; ##: piece of a word)",
-        ]
-    )
 
 
 def _short_name(path: str | Path) -> str:

@@ -87,6 +87,24 @@ def test_types_are_those_of_the_published_files(tmp_path: Path, samples: Samples
         assert all(file[name].compression is None for name in file) and not file.attrs
 
 
+@pytest.mark.parametrize("layout", PUBLISHED)
+def test_the_size_of_the_vocabulary_comes_back(
+    tmp_path: Path, samples: Samples, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands in a shard, and in the manifest beside other layouts; without both it is told that one is assumed."""
+    source = write_layout(tmp_path / "part_0_of_1.hdf5", samples, "shards", vocab_size=8000)
+    convert([source], to=layout, out=tmp_path / "there", workers=1)
+    assert "assumed" not in capsys.readouterr().err
+    for source in (tmp_path / "there", next((tmp_path / "there").glob("part*"))):
+        out = tmp_path / f"back from {source.name}"
+        convert([source], to="shards", out=out, workers=1)
+        assert read_header(out / "part_0_of_1.hdf5").vocab_size == 8000
+    (tmp_path / "there" / "manifest.json").unlink()
+    convert([tmp_path / "there"], to="shards", out=tmp_path / "unknown", workers=1)
+    assert "does not tell its vocabulary, 30,522 tokens are assumed" in capsys.readouterr().err
+    assert read_header(tmp_path / "unknown" / "part_0_of_1.hdf5").vocab_size == 30522
+
+
 @st.composite
 def any_samples(draw: st.DrawFn) -> Samples:
     """Samples that all layouts can hold: odd ids, ids 0 inside, segments in any order, predictions none to 76."""
@@ -217,7 +235,7 @@ class TestRuns:
             file["input_mask"][2, 1] = 1
         capsys.readouterr()
         convert([folder], to="shards", out=tmp_path / "out", workers=1)
-        assert "1 of 2 files are done already" in capsys.readouterr().err
+        assert "1 of 2 files done already" in capsys.readouterr().err
         assert_equal(read(tmp_path / "out"), samples)
 
 

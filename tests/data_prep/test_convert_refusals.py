@@ -27,9 +27,10 @@ def samples() -> Samples:
 def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refuse:
     """Converts the inputs in vain and returns the sentence; nothing is left that looks like a result."""
 
-    def convert(*inputs: object, to: str = "shards", vocab_size: int = 30522) -> str:
+    def convert(*inputs: object, to: str = "shards", vocab_size: int | None = None) -> str:
         out = tmp_path / "out"
-        sentence = refusal(capsys, "convert", *inputs, "--to", to, f"--out={out}", f"--vocab-size={vocab_size}")
+        size = [] if vocab_size is None else [f"--vocab-size={vocab_size}"]
+        sentence = refusal(capsys, "convert", *inputs, "--to", to, f"--out={out}", *size)
         assert final_names(out) == []
         return sentence
 
@@ -191,15 +192,19 @@ class TestOtherInput:
         path = write_layout(tmp_path / "a", samples, layout)
         assert "already, nothing is to be converted; leave it out or copy it." in refused(path, to=layout)
 
-    @pytest.mark.parametrize("layout", ["tfrecord", "shards"])
-    def test_a_vocabulary_that_is_too_small(
-        self, tmp_path: Path, samples: Samples, refused: Refuse, layout: str
-    ) -> None:
-        path = write_layout(tmp_path / "a", samples, layout)
+    def test_a_vocabulary_that_is_too_small(self, tmp_path: Path, samples: Samples, refused: Refuse) -> None:
+        path = write_layout(tmp_path / "a", samples, "tfrecord")
         highest = max(samples.input_ids.max(), samples.masked_ids.max())
         sentence = refused(path, to="fixed", vocab_size=int(highest))
         assert sentence.startswith(f"{path} holds token id {highest}, expected ids of a vocabulary of {highest} tokens")
         assert sentence.endswith("as --vocab-size.")
+
+    def test_another_vocabulary_than_the_shard_says(self, tmp_path: Path, samples: Samples, refused: Refuse) -> None:
+        path = write_layout(tmp_path / "a.hdf5", samples, "shards", vocab_size=8000)
+        sentence = refused(path, to="fixed", vocab_size=30522)
+        assert sentence == (f"{path} was made with a vocabulary of 8,000 tokens, --vocab-size is 30,522; leave it out.")
+        other = write_layout(tmp_path / "b.hdf5", samples, "shards", vocab_size=9000)
+        assert f"8,000 tokens and {other} with one of 9,000; convert them" in refused(path, other, to="fixed")
 
 
 class TestOutput:
@@ -221,7 +226,9 @@ class TestOutput:
         assert main(["prep", "convert", str(path), "--to=shards", f"--out={out}"]) == 0
         before = {item.name: item.read_bytes() for item in out.iterdir()}
         sentence = refusal(capsys, "convert", path, "--to=variable", f"--out={out}")
-        assert sentence.startswith(f"{out} holds the result of another request (step 'convert' with options {{'to':")
+        assert sentence.startswith(
+            f"{out} holds the result of another request (--to shards, not --to variable); remove"
+        )
         assert {item.name: item.read_bytes() for item in out.iterdir()} == before
 
     @pytest.mark.parametrize("below", ["", "/below"])
@@ -250,10 +257,13 @@ class TestOutput:
         assert "invalid choice: 'csv'" in capsys.readouterr().err
 
 
+MANIFEST_OPTIONS = {"to": "packed", "vocab_size": 30522, "vocabulary_md5": None}
+
+
 def test_manifest_says_what_was_done(tmp_path: Path, samples: Samples) -> None:
     path = write_layout(tmp_path / "a.hdf5", samples, "fixed")
     assert main(["prep", "convert", str(path), "--to=packed", f"--out={tmp_path / 'out'}"]) == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert (manifest["stage"], manifest["options"]) == ("convert", {"to": "packed", "vocab_size": 30522})
+    assert (manifest["stage"], manifest["options"]) == ("convert", MANIFEST_OPTIONS)
     facts = manifest["outputs"][0]["facts"]
     assert facts["num_samples"] == 10 and facts["num_tokens"] == samples.num_tokens and 4 <= facts["num_rows"] < 10

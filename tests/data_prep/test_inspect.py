@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from bert_mlperf.cli import main
+from bert_mlperf.data.parts import MappedPart
 from bert_mlperf.data.samples import Samples, offsets_of
 from bert_mlperf.data_prep.fingerprint import fingerprint, official_input_ids_md5
-from bert_mlperf.data_prep.inspect_shard import histogram, sample_text
+from bert_mlperf.data_prep.inspect_shard import histogram
+from bert_mlperf.data_prep.sample_text import sample_text
 from tests.data import files
 from tests.data.files import make_samples
 from tests.data_prep.layout_files import ENDINGS, refusal, write_layout
@@ -105,7 +107,8 @@ class TestText:
         path = write_layout(tmp_path / "a.hdf5", sentences(), "fixed")
         assert main(["prep", "inspect", str(path), "--sample=1", f"--vocab={vocabulary}"]) == 0
         text = capsys.readouterr().out
-        assert "\nsample 1\nA: [CLS] the cats [MASK] [SEP]\nB: on the mattress dog [SEP]\nlabel: 1, B is a ran" in text
+        assert "sample 1\nA: [CLS] the cats [MASK] [SEP]\nB: on the mattress dog [SEP]\nlabel: 1, B is a ran" in text
+        assert "sha256" not in text
 
     def test_number_counts_through_all_files(
         self, tmp_path: Path, vocabulary: Path, capsys: pytest.CaptureFixture[str]
@@ -114,6 +117,33 @@ class TestText:
             write_layout(tmp_path / f"part-{i}-of-2", sentences(), "tfrecord")
         assert main(["prep", "inspect", str(tmp_path), "--sample=2", f"--vocab={vocabulary}"]) == 0
         assert "A: [CLS] the cats [MASK]->sat [SEP]" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("layout", ENDINGS)
+    def test_every_sample_of_every_layout(
+        self, tmp_path: Path, samples: Samples, capsys: pytest.CaptureFixture[str], layout: str
+    ) -> None:
+        """Each of two files of five is the one that was asked for, its tokens in their order, in lines of a width."""
+        (tmp_path / "vocab.txt").write_text("\n".join([*TOKENS[:5], *(f"word{i}" for i in range(95))]) + "\n")
+        (tmp_path / "in").mkdir()
+        for i, half in enumerate((samples.take(np.arange(5)), samples.take(np.arange(5, 10)))):
+            write_layout(tmp_path / "in" / f"part-{i}-of-2", half, layout)
+        tokens = (tmp_path / "vocab.txt").read_text().split()
+        for i in (0, 4, 5, 9):
+            options = [f"--sample={i}", f"--vocab={tmp_path / 'vocab.txt'}"]
+            assert main(["prep", "inspect", str(tmp_path / "in"), *options]) == 0
+            output = capsys.readouterr()
+            expected = sample_text(samples.take(np.array([i])), tuple(tokens), where="")
+            assert output.out.split() == f"sample {i} {expected}".split()
+            assert max(map(len, output.out.splitlines())) <= 100 and not output.err
+
+    def test_reads_only_what_it_needs(
+        self, tmp_path: Path, vocabulary: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = write_layout(tmp_path / "a.hdf5", sentences(), "shards", vocab_size=len(TOKENS))
+        monkeypatch.setattr(MappedPart, "check_digest", None)
+        monkeypatch.setattr(MappedPart, "chunks", None)
+        assert main(["prep", "inspect", str(path), "--sample=1", f"--vocab={vocabulary}"]) == 0
+        assert "A: [CLS] the cats [MASK] [SEP]" in capsys.readouterr().out
 
 
 class TestOfficialSet:
@@ -141,9 +171,9 @@ class TestOfficialSet:
 class TestPicture:
     def test_is_drawn(self, tmp_path: Path, samples: Samples, capsys: pytest.CaptureFixture[str]) -> None:
         path = write_layout(tmp_path / ("$a_{name$" + "_that_does_not_end" * 10), samples, "shards")
-        assert main(["prep", "inspect", str(path), f"--png={tmp_path / 'lengths'}"]) == 0
-        assert (tmp_path / "lengths").read_bytes().startswith(b"\x89PNG")
-        assert capsys.readouterr().out.endswith(f"\nhistogram drawn to {tmp_path / 'lengths'}\n")
+        assert main(["prep", "inspect", str(path), f"--png={tmp_path / 'lengths.PNG'}"]) == 0
+        assert (tmp_path / "lengths.PNG").read_bytes().startswith(b"\x89PNG")
+        assert capsys.readouterr().out.endswith(f"\nhistogram drawn to {tmp_path / 'lengths.PNG'}\n")
 
     def test_is_not_drawn_over_a_file(
         self, tmp_path: Path, samples: Samples, capsys: pytest.CaptureFixture[str]
@@ -161,7 +191,18 @@ class TestPicture:
     ) -> None:
         path = write_layout(tmp_path / "a.hdf5", samples, "shards")
         sentence = refusal(capsys, "inspect", path, f"--png={tmp_path / 'no' / 'a.png'}")
-        assert sentence.startswith(f"the picture {tmp_path}/no/a.png cannot be written: No such file")
+        assert sentence.startswith(
+            f"the picture {tmp_path}/no/a.png cannot be written: there is no folder {tmp_path}/no"
+        )
+
+    @pytest.mark.parametrize("name", ["a.jpg", "a", "a.png.pdf"])
+    def test_of_another_format(
+        self, tmp_path: Path, samples: Samples, capsys: pytest.CaptureFixture[str], name: str
+    ) -> None:
+        path = write_layout(tmp_path / "a.hdf5", samples, "shards")
+        path.write_bytes(path.read_bytes()[:-9])  # it is not even looked at
+        sentence = refusal(capsys, "inspect", path, f"--png={tmp_path / name}")
+        assert sentence.startswith(f"the picture {tmp_path}/{name} does not end in .png")
 
 
 class TestRefusals:
@@ -169,7 +210,7 @@ class TestRefusals:
     def test_a_sample_that_is_not_there(
         self, tmp_path: Path, vocabulary: Path, capsys: pytest.CaptureFixture[str], number: int
     ) -> None:
-        path = write_layout(tmp_path / "a.hdf5", sentences(), "shards")
+        path = write_layout(tmp_path / "a.hdf5", sentences(), "shards", vocab_size=len(TOKENS))
         sentence = refusal(capsys, "inspect", path, f"--sample={number}", f"--vocab={vocabulary}")
         assert sentence == f"{path} has no sample {number}, only 2 counted from 0; give one of these."
 
@@ -186,9 +227,24 @@ class TestRefusals:
     def test_a_vocabulary_of_other_data(
         self, tmp_path: Path, samples: Samples, vocabulary: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        path = write_layout(tmp_path / "a.hdf5", samples, "shards")
+        path = write_layout(tmp_path / "a.hdf5", samples, "fixed")
         sentence = refusal(capsys, "inspect", path, "--sample=1", f"--vocab={vocabulary}")
         assert sentence.startswith(f"sample 1 of {path} has token id 99, but the vocabulary only 14 tokens; give the")
+        path = write_layout(tmp_path / "b.hdf5", samples, "shards", vocab_size=100)
+        sentence = refusal(capsys, "inspect", path, "--sample=1", f"--vocab={vocabulary}")
+        assert sentence.startswith(f"{path} was made with a vocabulary of 100 tokens, {vocabulary} has 14; give the")
+
+    def test_a_vocabulary_of_the_same_size(
+        self, tmp_path: Path, vocabulary: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Only the manifest knows better."""
+        (tmp_path / "text").write_text("The cats sat.\nOn the mat.\n")
+        arguments = ("--vocab", str(vocabulary), "--own-vocabulary", "--out", str(tmp_path / "out"))
+        assert main(["prep", "examples", str(tmp_path / "text"), *arguments]) == 0
+        show = ("inspect", str(tmp_path / "out"), "--sample=0", f"--vocab={vocabulary}")
+        assert main(["prep", *show]) == 0
+        vocabulary.write_text(vocabulary.read_text().replace("dog", "cow"))
+        assert "out/part_00000_of_00001.hdf5 was made with a vocabulary of md5 " in refusal(capsys, *show)
 
     def test_data_that_are_missing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"the data path {tmp_path}/none does not exist" in refusal(capsys, "inspect", tmp_path / "none")
@@ -223,6 +279,8 @@ class TestRefusals:
 def test_samples_without_predictions(tmp_path: Path, vocabulary: Path, capsys: pytest.CaptureFixture[str]) -> None:
     second = sentences().take(np.array([1]))
     assert second.masked_offsets.tolist() == offsets_of(np.array([0])).tolist()
-    path = write_layout(tmp_path / "a.hdf5", second, "shards")
+    path = write_layout(tmp_path / "a.hdf5", second, "shards", vocab_size=len(TOKENS))
     assert main(["prep", "inspect", str(path), "--sample=0", f"--vocab={vocabulary}"]) == 0
+    assert "B: on the mattress dog [SEP]" in capsys.readouterr().out
+    assert main(["prep", "inspect", str(path)]) == 0
     assert "predictions                  0, 0.0 a sample" in capsys.readouterr().out
