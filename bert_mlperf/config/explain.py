@@ -104,7 +104,8 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
         inner = [item for info in arguments[1:] for item in (info.metadata if isinstance(info, FieldInfo) else [info])]
         return _kind(arguments[0], inner)
     if origin is Literal:
-        return " or ".join(f'"{value}"' for value in arguments)
+        *first, last = (f'"{value}"' for value in arguments)
+        return f"{', '.join(first)} or {last}" if first else last
     names = {int: "a whole number", float: "a number", str: "a string"}
     name = names.get(annotation, "an object")
     if annotation is str and any(isinstance(item, annotated_types.MinLen) for item in metadata):
