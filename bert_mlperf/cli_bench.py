@@ -18,9 +18,10 @@ def add_bench(commands: Any) -> None:
         nargs="+",
         default=[3.0, 26.7, 80.0],
         metavar="MB",
-        help="sizes of text, made by repeating it (default: 3, 26.7 and 80; an official part has 26.9)",
+        help="sizes of text, made by repeating it whole (default: 3, 26.7 and 80; an official part has 26.9)",
     )
     _add_comm(subjects)
+    _add_overlap(subjects)
 
 
 def _add_comm(subjects: Any) -> None:
@@ -35,16 +36,47 @@ def _add_comm(subjects: Any) -> None:
     )
 
 
+def _add_overlap(subjects: Any) -> None:
+    overlap = subjects.add_parser(
+        "overlap", help="a training step with and without overlap between emulated hosts (root)"
+    )
+    overlap.add_argument("--mbit", type=float, help="speed of the link (default: reduction takes as long as backward)")
+    overlap.add_argument("--hosts", type=int, default=2, help="emulated hosts (default: %(default)s)")
+    overlap.add_argument("--ranks", type=int, default=2, help="ranks of a host (default: %(default)s)")
+    overlap.add_argument("--steps", type=int, default=5, help="steps of each turn (default: %(default)s)")
+    overlap.add_argument("--turns", type=int, default=3, help="turns of both ways (default: %(default)s)")
+    overlap.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results/bench"),
+        metavar="DIR",
+        help="folder of timelines (default: %(default)s)",
+    )
+
+
 def run_bench(options: argparse.Namespace) -> int:
     """Runs one benchmark and returns its exit code."""
+    from bert_mlperf.train.stop import raising_when_stopped
+
     if options.subject == "comm":
         from bert_mlperf.bench.comm import bench_comm
-        from bert_mlperf.train.stop import raising_when_stopped
 
         with raising_when_stopped():
             bench_comm(mbit=options.mbit, hosts=options.hosts, ranks=options.ranks, megabytes=options.megabytes)
-        return 0
-    from bert_mlperf.data_prep.bench import bench_prep
+    elif options.subject == "overlap":
+        from bert_mlperf.bench.overlap import bench_overlap
 
-    bench_prep(text=options.text, vocabulary=options.vocab, megabytes=options.megabytes)
+        with raising_when_stopped():
+            bench_overlap(
+                hosts=options.hosts,
+                ranks=options.ranks,
+                steps=options.steps,
+                turns=options.turns,
+                mbit=options.mbit,
+                out=options.out,
+            )
+    else:
+        from bert_mlperf.data_prep.bench import bench_prep
+
+        bench_prep(text=options.text, vocabulary=options.vocab, megabytes=options.megabytes)
     return 0

@@ -16,12 +16,14 @@ empty line and loses it.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bert_mlperf.data_prep.inputs import find_sources
-from bert_mlperf.data_prep.stage import Job, Progress, run_stage
+from bert_mlperf.data_prep.stage import Job, Progress, number_of, run_stage
 from bert_mlperf.data_prep.texts import read_text, write_text
 from bert_mlperf.errors import UserError
 
@@ -91,12 +93,17 @@ def clean(
     """Cleans every file of the extractor's output into a file of the same name below `out`; returns the manifest.
 
     `extracted_with` (tool and commit that extracted the text) is kept in the manifest. Facts of an output: raw_bytes,
-    the size of its source. Raises UserError if a file is not UTF-8 or not the output of a wiki extractor.
+    the size of its source, articles, and without_text, how many of them have nothing but a title. Raises UserError if
+    a file is not UTF-8 or not the output of a wiki extractor.
     """
     arguments = {"reference_faults": reference_faults}
     jobs = [Job((source.path,), (source.name,), arguments) for source in find_sources(inputs, out=out)]
     options = {"extracted_with": extracted_with, **arguments}
-    return run_stage("clean", out=out, options=options, jobs=jobs, work=clean_file, workers=workers)
+    manifest = run_stage("clean", out=out, options=options, jobs=jobs, work=clean_file, workers=workers)
+    facts = [output["facts"] for output in manifest["outputs"]]
+    articles, empty = (sum(of_file[name] for of_file in facts) for name in ("articles", "without_text"))
+    print(f"{'clean':8s} {number_of(articles, 'article')}, {empty:,} of them without text", file=sys.stderr)
+    return manifest
 
 
 def clean_file(job: Job, targets: tuple[Path, ...], progress: Progress) -> dict[str, Any]:
@@ -106,13 +113,15 @@ def clean_file(job: Job, targets: tuple[Path, ...], progress: Progress) -> dict[
     if "<doc" not in text:
         raise UserError(
             f"{source} is not the output of a wiki extractor: none of its lines has '<doc', expected one before every "
-            'article (<doc id="12" url="..." title="...">); give the extracted text, or go on with the stage segment '
+            'article (<doc id="12" url="..." title="...">); give the extracted text, or go on with prep segment '
             "if it is plain text already."
         )
     write_text(target, clean_text(text, **job.arguments))
     size = source.stat().st_size
     progress(size)
-    return {"raw_bytes": size, "sized_by": "raw"}
+    lines = list(_without_frame(text))
+    empty = sum(not line and not following for line, following in pairwise([*lines, ""]))
+    return {"raw_bytes": size, "sized_by": "raw", "articles": lines.count(""), "without_text": empty}
 
 
 def clean_text(text: str, *, reference_faults: bool = False) -> str:

@@ -54,7 +54,7 @@ def segment_file(job: Job, targets: tuple[Path, ...], progress: Progress) -> dic
         line = text.count("\n", 0, frame.start()) + 1
         raise UserError(
             f"{source} is the raw output of a wiki extractor: line {line} is {frame.group()[:60]!r}, expected text "
-            "alone; run the stage clean on it first."
+            "alone; run prep clean on it first."
         )
     lines = list(sentence_lines(text, reference_faults=job.arguments["reference_faults"]))
     segmented = "".join(f"{line}\n" for line in lines)

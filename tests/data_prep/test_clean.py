@@ -93,13 +93,24 @@ def run(content: bytes, tmp_path: Path) -> bytes:
     source.write_bytes(content)
     done: list[int] = []
     facts = clean_file(Job((source,), ("wiki_00",), {"reference_faults": False}), (target,), done.append)
-    assert facts == {"raw_bytes": len(content), "sized_by": "raw"} and sum(done) == len(content)
+    counts = {"articles": 1, "without_text": 0}
+    assert facts == {"raw_bytes": len(content), "sized_by": "raw", **counts} and sum(done) == len(content)
     return target.read_bytes()
 
 
 def test_cr_and_crlf_end_lines_of_the_extractor(tmp_path: Path) -> None:
     content = f"{HEADER}\r\nTitle\r\n\r\nA.\rB.\r\n</doc>\r\n".encode()
     assert run(content, tmp_path) == b"\nA.\nB.\n"
+
+
+def test_articles_without_text_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    article, empty = f"{HEADER}\nTitle\n\nA.\n\nB.\n</doc>\n", f"{HEADER}\nTitle\n\n</doc>\n"
+    for i, text in enumerate([empty + article + empty + empty, article, empty]):
+        (tmp_path / f"wiki_{i:02d}").write_text(text)
+    manifest = clean([tmp_path / "wiki_*"], out=tmp_path / "out", workers=1)
+    counts = [(output["facts"]["articles"], output["facts"]["without_text"]) for output in manifest["outputs"]]
+    assert counts == [(4, 3), (1, 0), (1, 1)]
+    assert "clean    6 articles, 4 of them without text\n" in capsys.readouterr().err
 
 
 def test_text_without_articles_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from bert_mlperf.data.order import global_batch_ids
 from bert_mlperf.data.shards import ShardSet
+from bert_mlperf.data_prep.evaluation import SHARD
 from tests.data_prep.commands import SMALL, everything_in, prep, write_corpus, write_parts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +85,24 @@ def test_a_subset_is_the_chosen_samples_of_all(tmp_path: Path) -> None:
     assert [row for row in whole if row in set(some)] == some  # in their order
     summary = json.loads((tmp_path / "some/manifest.json").read_text())["summary"]
     assert summary["samples"] == 50 and sum(summary["samples_of_inputs"]) == len(whole)
+
+
+def test_what_the_steps_say(tmp_path: Path) -> None:
+    """How much there is of what, and where; nothing about folders inside folders."""
+    write_parts(tmp_path, parts=2, documents=8)
+    said = prep(tmp_path, "split", "parts", "--eval-articles", "0", "--out", "split").stderr.splitlines()[-1]
+    assert said == "split    0 of 16 articles withheld, in split/eval.txt"
+    arguments = ("parts", "--vocab", "vocab.txt", *SMALL, "--subset")
+    for number in ("20", "30"):
+        lines = prep(tmp_path, "examples", *arguments, number, "--out", number).stderr.splitlines()
+        assert lines[-1] == f"examples {number} samples in 2 shards, {number}" and not [x for x in lines if "/." in x]
+        assert lines[0].startswith("examples at most ") and "kB of shards" in lines[0]
+    (tmp_path / "kept").mkdir()
+    assert prep(tmp_path, "examples", *arguments, "9999", "--out", "kept").returncode == 2
+    again = prep(tmp_path, "examples", *arguments, "25", "--out", "kept")
+    assert again.returncode == 0 and "\ncount    done already\n" in again.stderr, "counting is not done twice"
+    one = prep(tmp_path, "eval", "parts/part-00000-of-00002", *arguments[1:-1], "--num-samples", "1", "--out", "one")
+    assert "\neval     1 file, " in f"\n{one.stderr}" and one.stderr.endswith("eval     1 sample, one/" + SHARD + "\n")
 
 
 def rows(folder: Path) -> list[bytes]:
