@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from bert_mlperf.config.model import ModelConfig
+from bert_mlperf.config.system import load_system
 from bert_mlperf.data.loader import Loader
 from bert_mlperf.data.shards import ShardSet, inspect_shards
+from tests.config import files
 from tests.data_prep.commands import environment, write_corpus
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "data.md"
@@ -48,6 +51,19 @@ def test_every_step_leaves_what_the_page_says(folder: Path) -> None:
 
 
 STEPS = ("clean", "segment", "split", "gather", "examples", "eval", "inspect", "convert", "verify")
+
+
+def test_the_system_file_of_the_page_is_valid(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    resolved = load_system(files.write(tmp_path, files.small() | {"run": json.loads(block)}))
+    assert resolved.run.model.name == "my-bert" and resolved.evaluation_points[-1] == 64000
+
+
+def test_every_key_of_a_model_is_in_the_page_on_system_files() -> None:
+    text = PAGE.with_name("systems.md").read_text()
+    rows = text.split("## A model of your own")[1].split("##")[0].splitlines()
+    names = [name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split(" | ")[0])]
+    assert sorted(names) == sorted(ModelConfig.model_fields)
 
 
 @pytest.mark.slow
