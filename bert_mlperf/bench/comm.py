@@ -4,7 +4,6 @@ Emulated hosts (hosts.py) reduce and gather as a training step does (comm/choose
 interface counters of each host, without what crosses the link when nobody works; theory is traffic.py.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_mlperf.bench.hosts import COUNTERS, emulated_hosts, why_not
-from bert_mlperf.bench.machine import machine, wide_console
+from bert_mlperf.bench.machine import machine, say, wide_console
 from bert_mlperf.bench.ranks import run_on_hosts, run_on_loopback
 from bert_mlperf.bench.traffic import bytes_sent
-from bert_mlperf.comm.choose import Candidate, choose, close_groups, communicate
+from bert_mlperf.comm.choose import Candidate, Exchange, choose, close_groups
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.reduction import STRATEGIES, Reduction
-from bert_mlperf.comm.topology import Topology, open_groups
+from bert_mlperf.comm.topology import Groups, Topology, open_groups
 from bert_mlperf.errors import UserError
 from bert_mlperf.optim.layout import FlatLayout, make_layout
 
@@ -61,10 +60,20 @@ def bench_comm(*, mbit: Sequence[float], hosts: int, ranks: int, megabytes: floa
         with emulated_hosts(hosts, mbit=speed) as emulated:
             say(f"{hosts} hosts x {ranks} ranks, {speed:g} Mbit/s")
             results = run_on_hosts(f"{_HERE}:measure", job, hosts=emulated, ranks_per_host=ranks)
-        show(console, f"link {speed:g} Mbit/s", rows_of(results, **job), results[0]["auto"])
+        show(
+            console,
+            f"link {speed:g} Mbit/s",
+            rows_of(results, ranks_per_host=ranks, gradients=gradients, counted=True),
+            results[0]["auto"],
+        )
     say("loopback")
     results = run_on_loopback(f"{_HERE}:measure", job | {"counters": False}, num_hosts=hosts, ranks_per_host=ranks)
-    show(console, "loopback", rows_of(results, **job, counted=False), results[0]["auto"])
+    show(
+        console,
+        "loopback",
+        rows_of(results, ranks_per_host=ranks, gradients=gradients, counted=False),
+        results[0]["auto"],
+    )
     world = hosts * ranks
     say(f"reduce-scatter, {world} hosts x 1 rank")
     with emulated_hosts(world, mbit=max(mbit)) as emulated:
@@ -106,6 +115,11 @@ def candidates_of(control: Control, ranks_per_host: int, gradients: int) -> list
     ]
 
 
+def exchange_of(candidate: Candidate, groups: Groups) -> Exchange:
+    reduction = Reduction(candidate.topology, groups, strategy=candidate.strategy)
+    return Exchange(candidate.layout, reduction, _CPU, wire=torch.float32, weights=torch.float32)
+
+
 def measure(control: Control, *, ranks_per_host: int, gradients: int, counters: bool = True) -> dict[str, Any]:
     """On each rank: what auto chooses; then, in turn, seconds of each step of each strategy and bytes that this host
     sent in it (`counters`: those of the interface are read)."""
@@ -113,16 +127,14 @@ def measure(control: Control, *, ranks_per_host: int, gradients: int, counters: 
     opened = [open_groups(c.topology, timeout_s=_TIMEOUT_S) for c in candidates]
     choice = choose(candidates, opened, control, _CPU, wire=torch.float32, weights=torch.float32)
     opened = [open_groups(c.topology, timeout_s=_TIMEOUT_S) for c in candidates]
-    reductions = [Reduction(c.topology, g, strategy=c.strategy) for c, g in zip(candidates, opened, strict=True)]
-    size = max(c.layout.size for c in candidates)
-    buffers = [torch.zeros(size) for _ in range(3)]
+    exchanges = [exchange_of(c, g) for c, g in zip(candidates, opened, strict=True)]
     idle = idle_rate(control) if counters else 0.0
     seconds: dict[str, list[float]] = {c.strategy: [] for c in candidates}
     sent: dict[str, list[float]] = {c.strategy: [] for c in candidates}
     for number in range(1 + ROUNDS):
-        for candidate, reduction in zip(candidates, reductions, strict=True):
+        for candidate, exchange in zip(candidates, exchanges, strict=True):
             before, start = sent_so_far(control, counters), time.perf_counter()
-            communicate(candidate.layout, reduction, *buffers)
+            exchange.step()
             took = slowest(control, time.perf_counter() - start)
             bytes_now = sent_so_far(control, counters) - before - idle * took
             if number > 0:  # the first one warms up
@@ -136,11 +148,9 @@ def measure(control: Control, *, ranks_per_host: int, gradients: int, counters: 
 def reduce_scatter(control: Control, *, gradients: int) -> float:
     """Bytes that this rank, alone on its host, sends in one reduction of flat."""
     (flat,) = (c for c in candidates_of(control, 1, gradients) if c.strategy == "flat")
-    reduction = Reduction(flat.topology, open_groups(flat.topology, timeout_s=_TIMEOUT_S), strategy="flat")
-    whole, part = torch.zeros(flat.layout.size), torch.zeros(flat.layout.shard_size)
+    exchange = exchange_of(flat, open_groups(flat.topology, timeout_s=_TIMEOUT_S))
     idle, before, start = idle_rate(control), sent_so_far(control, True), time.perf_counter()
-    for bucket in flat.layout.buckets:
-        reduction.reduce(whole[bucket.start : bucket.end], part[: bucket.size // control.world_size])
+    exchange.reduce()
     return sent_so_far(control, True) - before - idle * (time.perf_counter() - start)
 
 
@@ -165,9 +175,7 @@ def slowest(control: Control, seconds: float) -> float:
     return value.item()
 
 
-def rows_of(
-    results: Sequence[dict[str, Any]], *, ranks_per_host: int, gradients: int, counted: bool = True
-) -> list[Row]:
+def rows_of(results: Sequence[dict[str, Any]], *, ranks_per_host: int, gradients: int, counted: bool) -> list[Row]:
     """One row a strategy from what the ranks returned."""
     hosts = len(results) // ranks_per_host
     firsts = results[::ranks_per_host]  # one rank of each host
@@ -198,7 +206,3 @@ def show(console: Console, title: str, rows: Sequence[Row], auto: dict[str, Any]
     medians = {row.strategy: row.median for row in rows}
     taken = medians[auto["chosen"]] / min(medians.values())
     console.print(f"auto: {auto['why']}; in this table it takes {taken:.3f} x the fastest\n")
-
-
-def say(text: str) -> None:
-    print(f"bench    {text}", file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
 """What a benchmark ran on, in a line, and where its tables go."""
 
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -24,3 +25,8 @@ def cpu_name() -> str:
 def wide_console() -> Console:
     """Where tables are printed, wide enough for them in a file too."""
     return Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    print(f"bench    {text}", file=sys.stderr, flush=True)

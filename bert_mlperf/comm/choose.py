@@ -8,16 +8,15 @@ so all ranks see the same numbers and take the same decision.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.reduction import Reduction
 from bert_mlperf.comm.topology import Groups, Topology
+from bert_mlperf.comm.wire import slices_of_buckets
 from bert_mlperf.optim.layout import FlatLayout
 
 LEAST_REPETITIONS, MOST_REPETITIONS = 3, 25
@@ -91,6 +90,37 @@ class Choice:
         }
 
 
+class Exchange:
+    """What ranks send to each other in a step: all buckets are reduced, then gathered, with zeros for values."""
+
+    def __init__(
+        self, layout: FlatLayout, reduction: Reduction, device: torch.device, *, wire: torch.dtype, weights: torch.dtype
+    ) -> None:
+        """Gradients have dtype `wire`, gathered weights `weights`."""
+        self._layout, self._reduction = layout, reduction
+        self._slices = slices_of_buckets(layout, device)
+        largest = max(s.end - s.start for of_bucket in self._slices for s in of_bucket) * layout.num_shards
+        bucket = max(bucket.size for bucket in layout.buckets)
+        self._wire = torch.zeros(largest, dtype=wire, device=device)
+        self._part = torch.zeros(bucket // layout.num_shards, device=device)
+        self._weights = torch.zeros(bucket, dtype=weights, device=device)
+
+    def reduce(self) -> None:
+        for of_bucket in self._slices:
+            for piece in of_bucket:
+                target = self._part[piece.start : piece.end]
+                self._reduction.reduce(self._wire[: target.numel() * self._layout.num_shards], target)
+
+    def gather(self) -> None:
+        for bucket in reversed(self._layout.buckets):
+            new = self._part[: bucket.size // self._layout.num_shards].to(self._weights.dtype)
+            self._reduction.gather(new, self._weights[: bucket.size])
+
+    def step(self) -> None:
+        self.reduce()
+        self.gather()
+
+
 def choose(
     candidates: Sequence[Candidate],
     opened: Sequence[Groups],
@@ -102,13 +132,11 @@ def choose(
 ) -> Choice:
     """Times the candidates on their communicators `opened` with gradients of dtype `wire` and gathered weights of dtype
     `weights`. Every rank calls this; the communicators are closed."""
-    buffers = [
-        torch.zeros(max(c.layout.size for c in candidates), dtype=wire, device=device),
-        torch.zeros(max(c.layout.shard_size for c in candidates), device=device),
-        torch.zeros(max(c.layout.size for c in candidates), dtype=weights, device=device),
-    ]
     reductions = [Reduction(c.topology, g, strategy=c.strategy) for c, g in zip(candidates, opened, strict=True)]
-    works = [partial(communicate, c.layout, r, *buffers) for c, r in zip(candidates, reductions, strict=True)]
+    exchanges = [
+        Exchange(c.layout, reduction, device, wire=wire, weights=weights)
+        for c, reduction in zip(candidates, reductions, strict=True)
+    ]
 
     def clock() -> float:
         if device.type == "cuda":
@@ -120,7 +148,7 @@ def choose(
         control.max(value)
         return value.item()
 
-    seconds = time_in_turn(works, clock=clock, slowest=slowest)
+    seconds = time_in_turn([exchange.step for exchange in exchanges], clock=clock, slowest=slowest)
     for groups in opened:
         close_groups(groups)
     return Choice(
@@ -133,19 +161,6 @@ def close_groups(groups: Groups) -> None:
     for group in (groups.world, groups.shard, groups.replica):
         if group is not None:
             dist.destroy_process_group(group)
-
-
-def communicate(layout: FlatLayout, reduction: Reduction, gradients: Tensor, reduced: Tensor, weights: Tensor) -> None:
-    """What ranks send to each other in a step, one bucket after the other: gradients (wire dtype [>= size]) are summed
-    into the shard `reduced` (fp32 [>= size / S]), weights [>= size] gathered from the parts of all ranks."""
-    shard = reduction.topology.shard
-    for bucket in layout.buckets:
-        part = layout.part(bucket, shard)
-        reduction.reduce(gradients[bucket.start : bucket.end], reduced[part.shard_start : part.shard_end])
-    for bucket in reversed(layout.buckets):
-        part = layout.part(bucket, shard)
-        new = reduced[part.shard_start : part.shard_end].to(weights.dtype)
-        reduction.gather(new, weights[bucket.start : bucket.end])
 
 
 def time_in_turn(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bert_mlperf.comm.lanes import Lane, Pending
 from bert_mlperf.comm.reduction import Reduction
-from bert_mlperf.comm.wire import SLICE, slices
+from bert_mlperf.comm.wire import slices_of_buckets
 from bert_mlperf.optim.flat import FlatBuffers
 from bert_mlperf.optim.layout import Bucket, TensorRange
 
@@ -27,8 +27,7 @@ class GradientReduction:
     def __init__(self, flat: FlatBuffers, reduction: Reduction, lane: Lane, *, wire_dtype: torch.dtype) -> None:
         self._flat, self._reduction, self._lane = flat, reduction, lane
         self._bucket_of = {name: i for i, b in enumerate(flat.layout.buckets) for name in b.parameters}
-        slice_size = SLICE if flat.weights.device.type == "cpu" else flat.layout.size
-        self._slices = [slices(flat.layout, bucket, slice_size) for bucket in flat.layout.buckets]
+        self._slices = slices_of_buckets(flat.layout, flat.weights.device)
         largest = max(s.end - s.start for of_bucket in self._slices for s in of_bucket) * flat.layout.num_shards
         is_part = flat.layout.num_shards == 1 and wire_dtype == torch.float32
         self._wire = None if is_part else torch.empty(largest, dtype=wire_dtype, device=flat.weights.device)

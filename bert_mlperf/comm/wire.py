@@ -40,6 +40,12 @@ class Slice:
         return sums
 
 
+def slices_of_buckets(layout: FlatLayout, device: torch.device) -> list[list[Slice]]:
+    """The slices of each bucket: on the CPU as small as its cache wants them, elsewhere whole buckets."""
+    wire_size = SLICE if device.type == "cpu" else layout.size
+    return [slices(layout, bucket, wire_size) for bucket in layout.buckets]
+
+
 def slices(layout: FlatLayout, bucket: Bucket, wire_size: int) -> list[Slice]:
     """A bucket in slices of at most `wire_size` elements on the wire (at least ALIGNMENT of each part)."""
     part_size, made = bucket.size // layout.num_shards, []
