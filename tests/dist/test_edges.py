@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bert_mlperf.comm import wire
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.reduction import Reduction
 from bert_mlperf.comm.topology import Topology
@@ -113,8 +114,8 @@ def not_finite(control: Control) -> list[str]:
     """What each rank says when the gradient of step 1 is not finite on rank 2, or too large for the wire."""
     said = []
     for layout in LAYOUTS.values():
-        for value, wire in ((float("nan"), "fp32"), (float("-inf"), "fp32"), (1e6, "fp16")):
-            state = state_of(control, wire=wire, **layout)
+        for value, dtype in ((float("nan"), "fp32"), (float("-inf"), "fp32"), (1e6, "fp16")):
+            state = state_of(control, wire=dtype, **layout)
             train_step(state, global_step(0, control))
             poison(state, value)
             train_step(state, global_step(1, control))
@@ -215,8 +216,15 @@ def reduced_gradients(control: Control) -> list[tuple[bool, float]]:
     shares = [{name: torch.randn(s, generator=generator) for name, s in shapes.items()} for _ in range(world)]
     problem, found = replace(odd_problem(), gradient=lambda step, rank, world: shares[rank]), []
     groups = open_lanes(Topology(control.rank, world, world))
-    for strategy, bucket_size in (("flat", None), ("flat", 700), ("flat", 1), ("node", 700)):
-        replay = Replay(problem, Case(strategy, world, bucket_size), control, groups)
+    for strategy, bucket_size, slice_size in (
+        ("flat", None, 2**20),
+        ("flat", None, 300),
+        ("flat", 700, 500),
+        ("flat", 1, 2**20),
+        ("node", 700, 500),
+    ):
+        with patch.object(wire, "SLICE", slice_size):
+            replay = Replay(problem, Case(strategy, world, bucket_size), control, groups)
         for name, parameter in replay.flat.parameters.items():
             parameter.grad = shares[control.rank][name].clone()
         replay.gradients.open()
@@ -227,9 +235,9 @@ def reduced_gradients(control: Control) -> list[tuple[bool, float]]:
     return found
 
 
-def test_flat_adds_in_the_order_of_the_ranks_for_any_bucketing():
+def test_flat_adds_in_the_order_of_the_ranks_for_any_bucketing_and_slicing():
     for found in run_ranks(3, reduced_gradients):
-        assert [exact for exact, _ in found[:3]] == [True, True, True]
+        assert [exact for exact, _ in found[:4]] == 4 * [True]
         assert max(error for _, error in found) < 2e-6
 
 

@@ -12,24 +12,8 @@ from bert_mlperf.model.bert import BertForPreTraining
 from bert_mlperf.model.tensors import tensor_specs
 from bert_mlperf.optim.layout import ALIGNMENT, Bucket, FlatLayout, TensorRange, make_layout
 from bert_mlperf.train.setup import tensor_range
+from tests.optim.layouts import layouts
 from tests.train.small import small_model
-
-EXTENTS = st.one_of(st.integers(0, 5), st.sampled_from([17, 63, 64, 65, 128, 200]))
-
-
-@st.composite
-def layouts(draw) -> tuple[FlatLayout, dict, list[list[str]], set[str], int | None]:
-    """A layout, and what it was made of: shapes, units, decayed names, bucket size."""
-    extents = draw(st.lists(st.lists(EXTENTS, max_size=2), min_size=1, max_size=12))
-    shapes = {f"p{i}": tuple(shape) for i, shape in enumerate(extents)}
-    names = draw(st.permutations(list(shapes)))
-    borders = sorted(draw(st.sets(st.integers(1, len(names)), max_size=5)) | {0, len(names)})
-    units = [list(names[a:b]) for a, b in pairwise(borders)]
-    decayed = draw(st.sets(st.sampled_from(sorted(shapes))))
-    bucket_size = draw(st.none() | st.integers(1, 3000))
-    num_shards = draw(st.integers(1, 9))
-    layout = make_layout(shapes, units=units, decayed=decayed, num_shards=num_shards, bucket_size=bucket_size)
-    return layout, shapes, units, decayed, bucket_size
 
 
 def numel(shape: tuple[int, ...]) -> int:
@@ -44,6 +28,7 @@ def shard_of(layout: FlatLayout, flat: torch.Tensor, shard: int) -> torch.Tensor
     return values
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_every_element_of_every_parameter_is_in_one_piece_of_one_shard(case):
     layout, shapes, *_ = case
@@ -69,6 +54,7 @@ def test_every_element_of_every_parameter_is_in_one_piece_of_one_shard(case):
     assert places.max() <= 1 and places.sum() == sum(map(numel, shapes.values()))
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_shards_are_equal_and_together_the_whole_buffer(case):
     layout, *_ = case
@@ -82,6 +68,7 @@ def test_shards_are_equal_and_together_the_whole_buffer(case):
         assert len({part.shard_start for part in parts}) == 1
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_everything_begins_aligned(case):
     layout, *_ = case
@@ -92,6 +79,7 @@ def test_everything_begins_aligned(case):
     assert layout.shard_size % ALIGNMENT == 0
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_buckets_hold_whole_units_in_order_and_close_when_they_are_full(case):
     layout, shapes, units, _, bucket_size = case
@@ -110,6 +98,7 @@ def test_buckets_hold_whole_units_in_order_and_close_when_they_are_full(case):
     assert bucket_size is not None or len(layout.buckets) == 1
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_a_bucket_holds_its_parameters_decayed_ones_first_and_little_padding(case):
     layout, _, _, decayed, _ = case
@@ -161,7 +150,7 @@ def model_layout(config: ModelConfig, **options) -> tuple[FlatLayout, list[Tenso
     return layout, [tensor_range(spec, layout) for spec in specs]
 
 
-@settings(max_examples=20)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(1, 5), st.none() | st.integers(1, 20_000))
 def test_query_key_and_value_are_thirds_of_their_fused_parameter(num_shards, bucket_size):
     layout, ranges = model_layout(small_model(), num_shards=num_shards, bucket_size=bucket_size)

@@ -1,0 +1,36 @@
+"""Blocks of a shard: every element in one of them, every tensor's elements named once."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_mlperf.optim.layout import TensorRange
+from bert_mlperf.optim.sharded_lamb import blocks_of
+from tests.optim.layouts import layouts
+
+
+@settings(deadline=None, max_examples=50)
+@given(layouts(), st.sampled_from([50, 64, 100, 1000, 2**16]))
+def test_blocks_are_the_shard_and_their_pieces_those_of_the_layout(case, size):
+    layout, _, _, decayed, _ = case
+    ranges = [TensorRange(s.name, s.start, s.end, s.name in decayed) for s in layout.slots.values()]
+    for shard in range(layout.num_shards):
+        parts = layout.parts(shard)
+        owner, seen = torch.full((layout.shard_size,), -1), torch.zeros(layout.shard_size, dtype=torch.int64)
+        for block in blocks_of(layout, ranges, shard=shard, size=size):
+            length = block.here.stop - block.here.start
+            assert 0 < length <= size and length == block.there.stop - block.there.start
+            assert block.here.start - block.there.start == parts[block.bucket].shard_start
+            assert block.here.stop <= parts[block.bucket].shard_end
+            seen[block.here] += 1
+            for number, piece in block.pieces:
+                assert 0 <= piece.start < piece.stop <= length
+                here = owner[block.here][piece]
+                assert (here == -1).all()
+                here.fill_(number)
+        assert (seen == 1).all()
+        wanted = torch.full((layout.shard_size,), -1)
+        for number, r in enumerate(ranges):
+            for piece in layout.pieces(r.start, r.end, shard):
+                wanted[piece.shard_start : piece.shard_end] = number
+        assert torch.equal(owner, wanted)
