@@ -183,7 +183,7 @@ def _add_scaled(target: Tensor, values: Tensor, factor: Number) -> None:
         target.add_(values, alpha=factor)
 
 
-def _sums_of_squares(norms: Sequence[Tensor], numbers: Tensor, size: int) -> Tensor:
+def _sums_of_squares(norms: list[Tensor], numbers: Tensor, size: int) -> Tensor:
     """Adds up the squares of `norms` by tensor number: float64 [size]."""
     sums = torch.zeros(size, dtype=torch.float64, device=numbers.device)
     return sums.index_add_(0, numbers, torch.stack(norms).double().square()) if norms else sums
