@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bert_mlperf.data_prep.inputs import UNFINISHED
+from bert_mlperf.data_prep.inputs import MANIFEST, UNFINISHED
 from bert_mlperf.data_prep.request import difference
 from bert_mlperf.errors import UserError
 
@@ -39,7 +39,7 @@ def check_free(out: Path) -> None:
 
 @contextmanager
 def claimed(out: Path, plan: dict[str, Any]) -> Iterator[Path]:
-    """The folder OUT/.unfinished, for this process alone and for this plan.
+    """The folder OUT/.unfinished, for this process alone and for this plan; it is gone behind the block.
 
     If the block fails before a file of `out` is finished, `out` and the folders around it are left as they were before.
     """
@@ -50,8 +50,10 @@ def claimed(out: Path, plan: dict[str, Any]) -> Iterator[Path]:
         for folder in (unfinished / "done", unfinished / "tmp"):
             folder.mkdir(parents=True, exist_ok=True)
         with open(unfinished / "lock", "w", encoding="ascii") as lock:
-            _lock(lock.fileno(), out)
-            _compare_plan(unfinished / "plan.json", plan, out)
+            _lock(lock.fileno(), unfinished / "lock", out)
+            _check_not_finished(unfinished, out)
+            check_unfinished(out, plan)
+            write_atomically(unfinished / "plan.json", json.dumps(plan, indent=1) + "\n")
             for left in (*(unfinished / "tmp").iterdir(), *out.glob(_TEMPORARY.format(name="*", process="*"))):
                 left.unlink()
             try:
@@ -60,6 +62,7 @@ def claimed(out: Path, plan: dict[str, Any]) -> Iterator[Path]:
                 if not has_finished_files(out):
                     _clear(unfinished, new)
                 raise
+            shutil.rmtree(unfinished, ignore_errors=True)  # under the lock: nobody else can have begun there
     except OSError as error:
         raise unwritable(out, error) from error
 
@@ -83,27 +86,57 @@ def shown(out: Path) -> Path:
     return Path(*out.parts[: out.parts.index(UNFINISHED)]) if UNFINISHED in out.parts else out
 
 
-def _lock(descriptor: int, out: Path) -> None:
+def check_unfinished(out: Path, plan: dict[str, Any]) -> None:
+    """Raises UserError if `out` holds finished files of an unfinished run that are not of `plan`, as far as it says."""
+    path = out / UNFINISHED / "plan.json"
+    before = _read_plan(path)
+    if not path.parent.is_dir() or not has_finished_files(out):
+        return
+    if before is not None and all(before[name] == value for name, value in plan.items()):
+        return
+    if before is None:
+        raise UserError(
+            f"{shown(out)} holds files of an unfinished run, but {path}, which says of which, is lost or damaged; "
+            "remove the folder or give another --out."
+        )
+    different = difference(before, before | plan)
+    raise UserError(
+        f"{shown(out)} holds an unfinished run of another request ({different}); run that command again, remove the "
+        "folder or give another --out."
+    )
+
+
+def _read_plan(path: Path) -> dict[str, Any] | None:
+    """The plan of an earlier run, None if there is none that holds what plans hold."""
+    held = {"format": str, "stage": str, "versions": dict, "options": dict, "request": str}
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except ValueError:
+        return None
+    whole = isinstance(plan, dict) and all(isinstance(plan.get(name), kind) for name, kind in held.items())
+    return plan if whole else None
+
+
+def _lock(descriptor: int, path: Path, out: Path) -> None:
+    """Locks the open file for this process. UserError if another one has it, or has taken it away meanwhile."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f"another process is writing to {shown(out)}; wait for it or give another --out.") from None
     except OSError:
         return  # a file system without locks: then nothing guards against two runs at a time
+    if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
+        raise UserError(f"another process was just writing to {shown(out)}; run the command again.")
 
 
-def _compare_plan(path: Path, plan: dict[str, Any], out: Path) -> None:
-    """Writes the plan. UserError if files were finished by another one."""
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        if before == plan:
-            return
-        if has_finished_files(out):
-            raise UserError(
-                f"{shown(out)} holds an unfinished run of another request ({difference(before, plan)}); run that "
-                "command again, remove the folder or give another --out."
-            )
-    write_atomically(path, json.dumps(plan, indent=1) + "\n")
+def _check_not_finished(unfinished: Path, out: Path) -> None:
+    """Raises UserError if another process has finished `out` since this one looked."""
+    if (out / MANIFEST).exists():
+        _clear(unfinished, ())
+        raise UserError(
+            f"{out} has a {MANIFEST}, which every step writes last; run the command again if another process has just "
+            "finished there, else give another --out."
+        )
 
 
 def _clear(unfinished: Path, new: Sequence[Path]) -> None:
@@ -111,7 +144,7 @@ def _clear(unfinished: Path, new: Sequence[Path]) -> None:
     with suppress(OSError):
         shutil.rmtree(unfinished / "tmp")
         (unfinished / "done").rmdir()
-        (unfinished / "plan.json").unlink()
+        (unfinished / "plan.json").unlink(missing_ok=True)
         (unfinished / "lock").unlink()
         unfinished.rmdir()
         for folder in new:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_mlperf.data_prep.claim import check_unfinished
 from bert_mlperf.data_prep.examples import ExampleOptions
 from bert_mlperf.data_prep.inputs import find_sources
 from bert_mlperf.data_prep.part_examples import Progress, count_examples, write_part_examples
@@ -63,7 +64,9 @@ def examples(
         sizes = [path.stat().st_size for path in sources]
         vocab_size, most = settings["vocabulary_size"], workers or default_workers(len(sources))
         _check_disk(out, sizes, vocab_size=vocab_size, options=options, subset=subset, workers=most)
+    asked = settings | {"subset": subset, "subset_seed": subset_seed}
     if subset is not None:
+        check_unfinished(out, {"stage": "examples", "options": asked})  # before the text is counted
         counts = _counts(sources, out, settings=settings, bound=bound, workers=workers)
         parts = _parts_of_subset(sources, counts, size=subset, seed=subset_seed)
         summary = {"subset": subset, "subset_seed": subset_seed, _COUNTS: counts}
@@ -74,7 +77,7 @@ def examples(
     manifest = run_stage(
         "examples",
         out=out,
-        options=settings | {"subset": subset, "subset_seed": subset_seed},
+        options=asked,
         jobs=jobs,
         work=functools.partial(_write_shard, **bound),
         workers=workers,

@@ -38,23 +38,64 @@ def find_sources(patterns: Sequence[str | Path], *, out: str | Path | None = Non
     for pattern in patterns:
         if out is not None and os.path.isdir(pattern):
             _check_outside(str(pattern), out)
-    named = {os.path.abspath(path): path for pattern in patterns for path in _matches(str(pattern))}
+    named = {absolute(path): path for pattern in patterns for path in _matches(str(pattern))}
     found = sorted(named.values())
-    absolute = [os.path.abspath(path) for path in found]
-    _check_not_empty(absolute)
-    for folder in sorted(set().union(*map(_above, absolute))):
-        _check_step(folder, absolute)
-    shared = os.path.commonpath([os.path.dirname(path) for path in absolute])
-    return [Source(Path(path), Path(os.path.relpath(path, shared)).as_posix()) for path in found]
+    full = [absolute(path) for path in found]
+    _check_not_empty(full)
+    for folder in sorted(set().union(*map(_above, full))):
+        _check_step(folder, full)
+    shared = os.path.commonpath([os.path.dirname(path) for path in full])
+    return [
+        Source(Path(path), Path(os.path.relpath(name, shared)).as_posix())
+        for path, name in zip(found, full, strict=True)
+    ]
+
+
+def absolute(path: str | Path) -> str:
+    """The full path of the file that the kernel means by `path`, without "." and "..": links before a ".." are
+    followed, since it leads out of the folder that they point to; all others keep their names."""
+    parts = os.fspath(path).split(os.sep)
+    if ".." not in parts:
+        return os.path.abspath(path)
+    behind = len(parts) - parts[::-1].index("..")
+    return os.path.normpath(os.path.join(os.path.realpath(os.sep.join(parts[:behind])), *parts[behind:]))
+
+
+def _tidy(path: str) -> str:
+    """`path` without "." and double slashes; one with ".." is left as it is (see `absolute`)."""
+    return path if ".." in path.split(os.sep) else os.path.normpath(path)
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any] | None:
-    """The manifest of a finished step, None if `folder` has none."""
+    """The manifest of a finished step, None if `folder` has none. UserError if it lacks what every manifest holds."""
+    path = Path(folder) / MANIFEST
     try:
-        manifest = json.loads((Path(folder) / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError):
         return None
-    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        return None
+    if not _is_whole(manifest):
+        raise UserError(
+            f"{path} is damaged (it lacks what the manifest of a step holds); copy it again, or remove the folder and "
+            "repeat that step."
+        )
+    return manifest
+
+
+def _is_whole(manifest: dict[str, Any]) -> bool:
+    """Whether everything is there that is looked for in manifests."""
+    lists = {"inputs": ("name", "bytes", "md5"), "outputs": ("name", "bytes", "md5", "facts")}
+    return (
+        all(isinstance(manifest.get(name), str) for name in ("stage", "request"))
+        and all(isinstance(manifest.get(name), dict) for name in ("versions", "options", "summary"))
+        and all(isinstance(manifest.get(name), list) and manifest[name] for name in lists)
+        and all(
+            isinstance(entry, dict) and all(field in entry for field in fields)
+            for name, fields in lists.items()
+            for entry in manifest[name]
+        )
+    )
 
 
 def _matches(pattern: str) -> list[str]:
@@ -62,7 +103,7 @@ def _matches(pattern: str) -> list[str]:
     if os.path.isfile(pattern):
         if os.path.basename(pattern) == MANIFEST:
             raise UserError(f"the input {pattern} is named like the manifest of a step; give the files beside it.")
-        return [os.path.normpath(pattern)]
+        return [_tidy(pattern)]
     if os.path.isdir(pattern):
         below = list(_files_below(pattern))
         if not below:
@@ -77,7 +118,7 @@ def _matches(pattern: str) -> list[str]:
     other = next((path for path in matches if not os.path.isfile(path)), None)
     if other is not None:
         raise UserError(f"{pattern!r} also matches {other}, which is no file; give a pattern that matches files only.")
-    return [os.path.normpath(path) for path in matches]
+    return [_tidy(path) for path in matches]
 
 
 def _files_below(folder: str) -> Iterator[str]:
@@ -89,7 +130,7 @@ def _files_below(folder: str) -> Iterator[str]:
                 "followed; give the folders one by one."
             )
         for name in names:
-            below = os.path.normpath(os.path.join(path, name))
+            below = _tidy(os.path.join(path, name))
             if name == MANIFEST or name.startswith("."):
                 continue
             if not os.path.isfile(below):

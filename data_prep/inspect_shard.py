@@ -78,13 +78,7 @@ def _chunks(parts: list[Part]) -> Iterator[Samples]:
             progress.bytes_done(read)
 
         for part in parts:
-            done = 0
-            for chunk in tracked_chunks(part, count):
-                longest, highest = int(chunk.lengths.max(initial=1)), int(chunk.input_ids.max(initial=0))
-                highest = max(highest, int(chunk.masked_ids.max(initial=0)))
-                chunk.validate(highest + 1, longest, where=str(part.path), first_sample=done)
-                yield chunk
-                done += chunk.num_samples
+            yield from tracked_chunks(part, count)
             progress.file_done()
 
 

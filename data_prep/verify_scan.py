@@ -142,6 +142,8 @@ def _note_step(folder: Path, found: Found) -> None:
             facts=tuple(entry["facts"] for entry in manifest["outputs"]),
             summary=summary,
         )
+    except UserError as error:
+        found.broken[folder] = str(error)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         found.broken[folder] = (
             f"{path} is damaged ({type(error).__name__}: {error}); copy {folder} again, or remove it and run the step "

@@ -1,5 +1,6 @@
 """The files of a data set: which they are, their layout, and what each of them holds."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from bert_mlperf.data.shard_file import LAYOUT, ShardHeader, canonical, digest, 
 from bert_mlperf.errors import UserError
 
 _SUFFIXES = {".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords"}
+_STEP_FORMAT = "bert-mlperf-prep"  # "format" in the manifest of a step of ours
 _LONGEST_LINE = 1 << 16  # bytes
 _NUMBERED = re.compile(r"part[-_](\d+)[-_]of[-_](\d+)")
 
@@ -164,8 +166,8 @@ def find_shards(path: str | Path) -> list[Path]:
     """The shard files at `path` in sorted order: the file itself, or of a folder all files that are named like shards
     (part-<i>-of-<n> or part_<i>_of_<n> with or without ending, or ending in .hdf5, .hdf, .h5, .tfrecord, .tfrecords).
 
-    Raises UserError if there are none, if some of a numbered set are missing, or if the step that writes them (see
-    data_prep/stage.py) is not finished.
+    Raises UserError if there are none, if some of a numbered set are missing, if the step that writes them (see
+    data_prep/stage.py) is not finished, or if files that it wrote are missing.
     """
     path = Path(path)
     try:
@@ -175,11 +177,17 @@ def find_shards(path: str | Path) -> list[Path]:
     except OSError as error:
         raise UserError(f"the data path {path} cannot be read: {error.strerror}; give another.") from None
     if not is_folder:
-        raise UserError(f"the data path {path} does not exist; give a folder of shards or one shard file.")
+        wrong = "is no file and no folder" if path.exists() else "does not exist"
+        raise UserError(f"the data path {path} {wrong}; give a folder of shards or one shard file.")
     if (path / ".unfinished").is_dir() and not (path / "manifest.json").exists():
         raise UserError(f"the step that writes {path} is not finished; run its command again, or give another folder.")
-    names = sorted(item.name for item in path.iterdir() if item.is_file() and not item.name.startswith("."))
+    names = sorted(item.name for item in path.iterdir() if not item.is_dir() and not item.name.startswith("."))
     found = [name for name in names if Path(name).suffix in _SUFFIXES or _NUMBERED.fullmatch(name)]
+    _check_listed(path)
+    if dangling := next((name for name in found if not (path / name).exists()), None):
+        raise UserError(
+            f"{path / dangling} is a link to a file that is not there; put the file back or remove the link."
+        )
     if not found:
         content = f"it holds {', '.join(names[:3])}" if names else "it is empty"
         raise UserError(
@@ -200,6 +208,23 @@ def _is_text(path: Path) -> bool:
         return line.endswith(b"\n") and line.decode("utf-8").strip().isprintable() and line != b"\n"
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def _check_listed(folder: Path) -> None:
+    """Raises UserError unless all files are there that the manifest of a step in `folder` lists, if it has one."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError):
+        return
+    if not isinstance(manifest, dict) or manifest.get("format") != _STEP_FORMAT:
+        return
+    try:
+        names = [str(output["name"]) for output in manifest["outputs"]]
+    except (TypeError, KeyError):
+        raise UserError(f"{path} is damaged (no list of outputs); copy the folder again or make it anew.") from None
+    if missing := next((name for name in names if not (folder / name).is_file()), None):
+        raise UserError(f"{folder / missing} is missing, which {path.name} there lists; copy it again or make it anew.")
 
 
 def _check_complete(folder: Path, names: list[str]) -> None:

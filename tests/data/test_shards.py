@@ -1,4 +1,5 @@
 import fcntl
+import json
 import multiprocessing
 import os
 import stat
@@ -291,6 +292,28 @@ class TestBadInput:
     def test_folder_of_a_step_that_is_not_finished(self, tmp_path: Path) -> None:
         (tmp_path / ".unfinished").mkdir()
         assert f"the step that writes {tmp_path} is not finished; run its command again" in inspect_error(tmp_path)
+
+    def test_a_file_that_its_step_wrote_is_missing(self, tmp_path: Path, samples: Samples) -> None:
+        for name in ("a.hdf5", "b.hdf5"):
+            write_shard(tmp_path / name, samples, vocab_size=VOCAB_SIZE)
+        manifest = {"format": "bert-mlperf-prep", "outputs": [{"name": "a.hdf5"}, {"name": "b.hdf5"}]}
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+        assert inspect(tmp_path).num_samples == 80
+        (tmp_path / "b.hdf5").unlink()
+        assert f"{tmp_path / 'b.hdf5'} is missing, which manifest.json there lists" in inspect_error(tmp_path)
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"outputs": 3}))
+        assert f"{tmp_path / 'manifest.json'} is damaged" in inspect_error(tmp_path)
+        for other in ("{}", "[]", "no JSON", json.dumps(manifest | {"format": "other"})):
+            (tmp_path / "manifest.json").write_text(other)
+            assert inspect(tmp_path).num_samples == 40
+
+    def test_a_dangling_link_is_a_missing_file(self, tmp_path: Path, samples: Samples) -> None:
+        write_shard(tmp_path / "a.hdf5", samples, vocab_size=VOCAB_SIZE)
+        (tmp_path / "b.hdf5").symlink_to(tmp_path / "gone.hdf5")
+        assert f"{tmp_path / 'b.hdf5'} is a link to a file that is not there" in inspect_error(tmp_path)
+
+    def test_a_device_is_no_data(self) -> None:
+        assert "the data path /dev/zero is no file and no folder" in inspect_error(Path("/dev/zero"))
 
     @pytest.mark.parametrize("line", ["The sea is wide.", "Gro\xdfe Fische.", "x" * 70_000])
     def test_text(self, tmp_path: Path, line: str) -> None:

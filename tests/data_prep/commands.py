@@ -1,11 +1,13 @@
 """A small corpus, and `bert-mlperf prep ...` as a user runs it."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,14 @@ def write_parts(folder: Path, *, parts: int, documents: int, repeat: int = 1) ->
 
 def write_words(path: Path, documents: list[list[str]]) -> None:
     write_vocabulary(path, train_vocabulary([line for lines in documents[:200] for line in lines], max_size=600))
+
+
+def write_manifest(folder: Path, outputs: list[dict[str, Any]]) -> None:
+    """The manifest of a step that wrote `outputs` to `folder`."""
+    manifest = {"format": "bert-mlperf-prep", "stage": "clean", "versions": {}, "options": {}, "request": ""}
+    inputs = [{"name": "text", "bytes": 1, "md5": ""}]
+    whole = manifest | {"inputs_in": ".", "inputs": inputs, "outputs": outputs, "summary": {}}
+    (folder / "manifest.json").write_text(json.dumps(whole))
 
 
 def environment(**variables: str) -> Mapping[str, str]:

@@ -224,6 +224,20 @@ def without_privileges() -> None:
         raise PermissionError("cannot give up the privileges of root")
 
 
+def test_another_subset_is_refused_before_the_text_is_counted(refuse: Refuse, folder: Path) -> None:
+    assert prep(folder, *command("subset", source="parts")).returncode == 0
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    Path("out/manifest.json").unlink()
+    Path("out/.unfinished").mkdir()
+    plan = {name: manifest[name] for name in ("format", "stage", "versions", "options", "request")}
+    Path("out/.unfinished/plan.json").write_text(json.dumps(plan))
+    for other in (("--subset", "6"), ("--subset-seed", "6")):
+        message = refuse(*command("subset", source="parts"), *other)
+        assert "out holds an unfinished run of another request (--subset" in message
+        assert os.listdir("out/.unfinished") == ["plan.json"]
+    assert prep(folder, *command("subset", source="parts")).returncode == 0
+
+
 @pytest.mark.parametrize("step", ["examples", "subset"])
 def test_a_disk_that_is_too_small_is_noticed_beforehand(
     refuse: Refuse, folder: Path, monkeypatch: pytest.MonkeyPatch, step: str

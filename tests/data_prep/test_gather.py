@@ -1,4 +1,3 @@
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 
 from bert_mlperf.data_prep.gather import block_bytes, equal_parts, gather, pack
 from bert_mlperf.errors import UserError
+from tests.data_prep.commands import write_manifest
 
 MIB = 1024 * 1024
 
@@ -19,9 +19,9 @@ def write_files(folder: Path, contents: Sequence[bytes], raw_bytes: Sequence[int
     for i, content in enumerate(contents):
         (folder / f"wiki_{i:02d}").write_bytes(content)
         facts = {"raw_bytes": raw_bytes[i], "sized_by": "raw"} if raw_bytes else {}
-        outputs.append({"name": f"wiki_{i:02d}", "bytes": len(content), "facts": facts})
+        outputs.append({"name": f"wiki_{i:02d}", "bytes": len(content), "md5": "", "facts": facts})
     if raw_bytes:
-        (folder / "manifest.json").write_text(json.dumps({"format": "bert-mlperf-prep", "outputs": outputs}))
+        write_manifest(folder, outputs)
     return folder
 
 

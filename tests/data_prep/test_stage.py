@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bert_mlperf.data_prep import claim, stage
 from bert_mlperf.data_prep.request import difference
 from bert_mlperf.data_prep.stage import Job, read_manifest, run_stage
 from bert_mlperf.errors import UserError
@@ -224,6 +225,102 @@ def test_missing_input(jobs: list[Job], tmp_path: Path) -> None:
         run(jobs, tmp_path / "out")
     with pytest.raises(UserError, match="double has no input"):
         run([], tmp_path / "out")
+
+
+def test_files_of_a_lost_plan_are_not_taken_for_ones_own(jobs: list[Job], tmp_path: Path) -> None:
+    """Without it nothing says with which options the finished files were made."""
+    (tmp_path / "trouble").write_text("bad input")
+    with pytest.raises(UserError):
+        run(jobs, tmp_path / "out", options={"seed": 1})
+    plan = tmp_path / "out" / ".unfinished" / "plan.json"
+    whole = plan.read_bytes()
+    for damaged in (None, b"", whole[:20], b"{}", b"[1]", b'{"stage": 1}'):
+        plan.unlink()
+        if damaged is not None:
+            plan.write_bytes(damaged)
+        before = contents(tmp_path / "out")
+        with pytest.raises(UserError, match=r"plan.json, which says of which, is lost or damaged; remove the folder"):
+            run(jobs, tmp_path / "out", options={"seed": 5})
+        assert contents(tmp_path / "out") == before
+        plan.write_bytes(whole)
+    (tmp_path / "trouble").unlink()
+    run(jobs, tmp_path / "out", options={"seed": 1})
+
+
+@pytest.mark.parametrize("damage", ["", "{", "{}", "[]", "null", "facts", "names"])
+def test_a_job_with_a_damaged_record_is_done_again(jobs: list[Job], tmp_path: Path, damage: str) -> None:
+    (tmp_path / "trouble").write_text("bad input")
+    with pytest.raises(UserError):
+        run(jobs, tmp_path / "out")
+    path = tmp_path / "out" / ".unfinished" / "done" / "000001.json"
+    record = json.loads(path.read_text())
+    changes = {"facts": record | {"facts": None}, "names": record | {"outputs": []}}
+    path.write_text(json.dumps(changes[damage]) if damage in changes else damage)
+    (tmp_path / "trouble").unlink()
+    run(jobs, tmp_path / "out")
+    run(jobs, tmp_path / "undisturbed")
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+def test_a_changed_output_is_made_again(jobs: list[Job], tmp_path: Path) -> None:
+    """Of the same size; one that was only copied is kept."""
+    (tmp_path / "trouble").write_text("bad input")
+    with pytest.raises(UserError):
+        run(jobs, tmp_path / "out")
+    (tmp_path / "out" / "sub" / "1.out").write_bytes(b"7\n" * 202)
+    copied = tmp_path / "out" / "sub" / "2.out"
+    os.utime(copied, ns=(1, 1))
+    (tmp_path / "trouble").unlink()
+    run(jobs, tmp_path / "out")
+    run(jobs, tmp_path / "undisturbed")
+    assert copied.stat().st_mtime_ns == 1
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+def test_a_damaged_manifest_is_named(jobs: list[Job], tmp_path: Path) -> None:
+    run(jobs, tmp_path / "out")
+    path = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for change in ({"inputs": manifest["inputs"][1:]}, {"inputs": []}, {"request": None}, {"versions": 3}):
+        path.write_text(json.dumps(manifest | change))
+        with pytest.raises(UserError, match=r"manifest.json is damaged"):
+            run(jobs, tmp_path / "out")
+
+
+@pytest.mark.parametrize("moment", ["before the lock", "between lock and folder"])
+def test_a_folder_that_another_process_finishes_meanwhile_is_not_touched(
+    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The other one ends after this one has looked: before it opens the lock, or while it has the old one open."""
+    out = tmp_path / "out"
+    lock, check = claim._lock, claim.check_free
+
+    def others_first(*arguments: Any) -> None:
+        monkeypatch.setattr(claim, "_lock", lock)
+        monkeypatch.setattr(claim, "check_free", check)
+        run_stage("double", out=out, options={"seed": 1}, jobs=jobs, work=double, workers=1)
+        (lock if moment == "between lock and folder" else check)(*arguments)
+
+    monkeypatch.setattr(claim, "_lock" if moment == "between lock and folder" else "check_free", others_first)
+    with pytest.raises(UserError, match=r"another process was just writing|exists and holds other files"):
+        run(jobs, out, options={"seed": 2})
+    assert not (out / ".unfinished").exists()
+    run(jobs, tmp_path / "undisturbed", options={"seed": 1})
+    assert contents(out) == contents(tmp_path / "undisturbed")
+
+
+def test_a_folder_that_was_finished_between_look_and_lock(
+    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process is through with everything, and this one makes .unfinished anew."""
+    out = tmp_path / "out"
+    run(jobs, out, options={"seed": 1})
+    before = contents(out)
+    monkeypatch.setattr(stage, "_finished", lambda *_: None)
+    monkeypatch.setattr(claim, "check_free", lambda _: None)
+    with pytest.raises(UserError, match=r"out has a manifest.json, which every step writes last"):
+        run(jobs, out, options={"seed": 2})
+    assert contents(out) == before and not (out / ".unfinished").exists()
 
 
 SCRIPT = """

@@ -187,6 +187,26 @@ class TestSamples:
         assert (report.code, report.wrong) == (0, [])
         assert report.row(name.format("*")) == [layout, "present", "2 of 2 files, 9 samples"]
 
+    @pytest.mark.parametrize(
+        ("field", "value", "told"),
+        [
+            ("masked_lm_positions", 300, "masked position 300 of sample 1 lies outside its 20 tokens"),
+            ("next_sentence_labels", 2, "a next-sentence label is 2, expected 0 or 1"),
+            ("segment_ids", 3, "a segment id is 3, expected 0 or 1"),
+            ("input_ids", -4, "token id -4 lies outside"),
+            ("masked_lm_ids", -4, "token id -4 lies outside"),
+        ],
+    )
+    def test_samples_that_are_none(self, tmp_path: Path, check: Verify, field: str, value: int, told: str) -> None:
+        """What `inspect` and `convert` refuse is not right here."""
+        path = tmp_path / "part_0_of_1.hdf5"
+        write_fixed(path, make_samples([30, 20]))
+        with h5py.File(path, "r+") as file:
+            row = (1,) if file[field].ndim == 1 else (1, 0)
+            file[field][row] = value
+        report = check(tmp_path)
+        assert report.code == 1 and report.wrong[0].startswith(f"{path}: {told}")
+
     def test_rows_damaged_by_the_published_converter(self, tmp_path: Path, check: Verify) -> None:
         samples = make_samples([20, 127, 300, 512])
         write_variable(tmp_path / "part_0_of_2.hdf", samples)
@@ -385,7 +405,7 @@ class TestResultsOfSteps:
         manifest = json.loads(path.read_text())
         del manifest["outputs"]
         path.write_text(json.dumps(manifest))
-        assert any(problem.startswith(f"{path} is damaged (KeyError: 'outputs')") for problem in check(steps).wrong)
+        assert any(problem.startswith(f"{path} is damaged (it lacks what") for problem in check(steps).wrong)
 
     def test_the_manifest_of_another_program(self, steps: Path, check: Verify) -> None:
         (steps / "manifest.json").write_text('{"version": 1}')
