@@ -15,10 +15,12 @@ from torch import Tensor
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.reduction import STRATEGIES, WIRE_DTYPES
 from bert_mlperf.comm.topology import Topology, open_groups
+from bert_mlperf.comm.wire import SLICE
 from bert_mlperf.config.sharding import ShardingPlan, sharding_plan
 from bert_mlperf.config.system import Run
 from bert_mlperf.errors import UserError
 from bert_mlperf.model.bert import BertForPreTraining
+from bert_mlperf.optim.layout import ALIGNMENT, FlatLayout
 from bert_mlperf.train.setup import shard_state
 from bert_mlperf.train.step import TrainState
 
@@ -44,11 +46,11 @@ class Memory:
     """Bytes of a rank; activations and what a backend keeps for itself are left out."""
 
     weights: int  # all of them, in the compute dtype
-    gradients: int
+    gradients: int  # of all parameters, as backward makes them; buckets that are on the wire let go of theirs
     accumulated: int  # fp32 sum over micro-batches
     state: int  # fp32 weights and both moments of the shard
     reduced: int  # fp32 gradient of the shard
-    buffers: int  # the largest at a time of copies for the wire and of what is received
+    buffers: int  # the wire, and the larger of what is received and what is gathered
 
     @property
     def total(self) -> int:
@@ -172,27 +174,28 @@ def memory(plan: ShardingPlan, topology: Topology, state: TrainState, *, backend
         counted.update(map(id, new))
         return sum(tensor.nbytes for tensor in new)
 
+    layout = flat.layout
+    numbers = sum(slot.end - slot.start for slot in layout.slots.values())
     return Memory(
         weights=size(flat.weights),
-        gradients=size(flat.gradients),
+        gradients=numbers * flat.weights.itemsize,
         accumulated=size(flat.accumulated),
         state=size(flat.shard_weights, optimizer.first_moment, optimizer.second_moment),
-        reduced=size(flat.reduced),
-        buffers=largest_buffers(plan, topology, state, backend=backend),
+        reduced=layout.shard_size * torch.float32.itemsize,
+        buffers=largest_buffers(plan, topology, layout, flat.weights.dtype, backend=backend),
     )
 
 
-def largest_buffers(plan: ShardingPlan, topology: Topology, state: TrainState, *, backend: str) -> int:
-    """What reducing or gathering the largest bucket needs beside the state, in bytes (see comm/reduction.py)."""
-    flat, wire = state.flat, WIRE_DTYPES[plan.wire]
-    bucket = max(bucket.size for bucket in flat.layout.buckets)
-    part = bucket // topology.shard_group_size
-    added_up = flat.gradients if flat.accumulated is None else flat.accumulated
-    copied = 0 if added_up.dtype == wire else bucket * wire.itemsize
+def largest_buffers(
+    plan: ShardingPlan, topology: Topology, layout: FlatLayout, dtype: torch.dtype, *, backend: str
+) -> int:
+    """What reducing or gathering the largest bucket needs beside the state, in bytes (see comm/wire.py)."""
+    wire, shards = WIRE_DTYPES[plan.wire], topology.shard_group_size
+    bucket = max(bucket.size for bucket in layout.buckets)
+    on_wire = bucket if backend == "nccl" else min(bucket, max(SLICE // shards // ALIGNMENT, 1) * ALIGNMENT * shards)
+    held = 0 if shards == 1 and wire == torch.float32 else on_wire * wire.itemsize
     received = 0
-    if plan.strategy != "node" and topology.shard_group_size > 1:
-        received = (part if backend == "nccl" else bucket) * wire.itemsize
-    if plan.strategy != "node" and topology.num_replicas > 1 and wire != torch.float32:
-        received = max(received, part * wire.itemsize)
-    gathered = 0 if flat.weights.dtype == torch.float32 else part * flat.weights.itemsize
-    return max(copied + received, gathered)
+    if plan.strategy != "node" and shards > 1:
+        received = (on_wire // shards if backend == "nccl" else on_wire) * wire.itemsize
+    gathered = 0 if dtype == torch.float32 else bucket // shards * dtype.itemsize
+    return held + max(received, gathered)

@@ -58,7 +58,7 @@ def the_sentence(stderr: str) -> str:
     ("arguments", "expected"),
     [
         (["run.recipe.base_learnig_rate=1"], ["unknown key", "did you mean run.recipe.base_learning_rate?"]),
-        (["run.precision=8"], ["run.precision is 8 (a whole number)", 'expected "fp32" or "bf16"']),
+        (["run.precision=8"], ["run.precision is 8 (a whole number)", 'expected "fp32", "bf16" or "fp16"']),
         (["recipe.global_batch_size=9"], ["global_batch_size is 9, expected 8 = 1 nodes x 2", "change one of them"]),
         (["target_accuracy=1.0"], ["run.target_accuracy is 1.0", "expected a number > 0 and < 1"]),
         (["target_accuracy=0"], ["run.target_accuracy is 0", "expected a number > 0 and < 1"]),

@@ -38,15 +38,16 @@ SENT = {  # reduce-scatter, all-reduce, gather
     "node": (0, 2 * 2 * SIZE_8 // 64 * 63, 2 * SIZE_8 // 8 * 7),
     "hierarchical": (2 * SIZE_8 // 8 * 7, 2 * (2 * SIZE_8 // 8) // 8 * 7, 2 * SIZE_8 // 8 * 7),
 }
-HELD = {  # weights, gradients, accumulated, state, reduced, buffers (the part of the largest bucket)
-    "flat": (2 * SIZE_64, 2 * SIZE_64, 0, 12 * SIZE_64 // 64, 4 * SIZE_64 // 64, 2 * 44_380_160 // 64),
-    "node": (2 * SIZE_8, 2 * SIZE_8, 0, 12 * SIZE_8 // 8, 4 * SIZE_8 // 8, 2 * 44_379_136 // 8),
-    "hierarchical": (2 * SIZE_8, 2 * SIZE_8, 0, 12 * SIZE_8 // 8, 4 * SIZE_8 // 8, 2 * 44_379_136 // 8),
+GRADIENTS = 2 * PARAMETERS
+HELD = {  # weights, gradients, accumulated, state, reduced, buffers (the largest bucket on the wire, and a part of it)
+    "flat": (2 * SIZE_64, GRADIENTS, 0, 12 * SIZE_64 // 64, 4 * SIZE_64 // 64, 88_760_320 + 1_386_880),
+    "node": (2 * SIZE_8, GRADIENTS, 0, 12 * SIZE_8 // 8, 4 * SIZE_8 // 8, 88_758_272 + 11_094_784),
+    "hierarchical": (2 * SIZE_8, GRADIENTS, 0, 12 * SIZE_8 // 8, 4 * SIZE_8 // 8, 88_758_272 + 11_094_784),
 }
 TOTALS = {
-    "flat": (1_323_995_904, 1_430_461_824),
-    "node": (1_912_287_104, 2_028_452_608),
-    "hierarchical": (1_323_891_072, 2_028_452_608),
+    "flat": (1_323_995_904, 1_519_168_504),
+    "node": (1_912_287_104, 2_117_210_488),
+    "hierarchical": (1_323_891_072, 2_117_210_488),
 }
 
 
@@ -102,11 +103,11 @@ def test_the_last_shard_ends_with_the_last_tensor():
 @pytest.mark.parametrize(
     ("changes", "accumulated", "buffers"),
     [
-        ({}, 0, 11_094_784),  # NCCL receives a part
-        ({"device": "cpu"}, 0, 88_758_272),  # gloo receives as much as a bucket
-        ({"gradient_accumulation_steps": 2}, 4 * SIZE_8, 88_758_272 + 11_094_784),  # and a copy in bf16 is sent
-        ({"precision": "fp32", "bucket_mib": 50.0}, 0, 2 * 11_094_784),  # nothing is copied, fp32 is received
-        ({"wire": "fp32", "bucket_mib": 50.0}, 0, 2 * (88_758_272 + 11_094_784)),  # copies in fp32 are sent
+        ({}, 0, 88_758_272 + 11_094_784),  # a bucket is sent, NCCL receives a part
+        ({"device": "cpu"}, 0, 2 * 2**20 + 11_094_784),  # slices of 2^20 are sent, a part is gathered
+        ({"gradient_accumulation_steps": 2}, 4 * SIZE_8, 88_758_272 + 11_094_784),
+        ({"precision": "fp32", "bucket_mib": 50.0}, 0, 2 * (88_758_272 + 11_094_784)),
+        ({"wire": "fp32", "bucket_mib": 50.0}, 0, 2 * (88_758_272 + 11_094_784)),
     ],
 )
 def test_buffers_of_hierarchical(changes, accumulated, buffers):
@@ -134,12 +135,13 @@ def test_every_group_has_the_right_ranks_on_each_of_the_64_ranks():
 
 
 def test_what_is_the_same_storage_is_counted_once():
-    """One rank in fp32: shard and weights, reduced and gradients are the same tensors."""
+    """One rank in fp32: shard and weights are the same tensor."""
     run = small_run(reduction="flat")
     state = build_state(run, Control(rank=0, world_size=1), torch.device("cpu"), seed=1, checkpoint=None)
     size = 4 * state.flat.layout.size
     held = dry.memory(sharding_plan(run, world_size=1), Topology(0, 1, 1), state, backend="gloo")
-    assert held == dry.Memory(size, size, 0, state=2 * size, reduced=0, buffers=0)
+    gradients = 4 * sum(p.numel() for p in state.model.parameters())
+    assert held == dry.Memory(size, gradients, 0, state=2 * size, reduced=size, buffers=0)
 
 
 def system_file(folder, **run):
@@ -154,7 +156,7 @@ def test_the_command_prints_a_table_per_strategy(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "bert-large: 336,226,108 parameters, bf16; rank 15 of 8 nodes x 8 ranks" in text
     assert "7 15 23 31 39 47 55 63 (one of 8)" in text
-    assert len(re.findall(r"holds total +2,028,452,608 bytes +1,934\.5 MiB", text)) == 2
+    assert len(re.findall(r"holds total +2,117,210,488 bytes +2,019\.1 MiB", text)) == 2
     assert [line.strip() for line in text.splitlines() if line.strip() in dry.STRATEGIES] == list(dry.STRATEGIES)
 
 
