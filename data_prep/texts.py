@@ -68,6 +68,6 @@ def raw_sizes(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
         if entry["bytes"] != size:
             raise UserError(
                 f"{path} has {size:,} bytes, the manifest in {folder} says {entry['bytes']:,}, so the file was changed "
-                "after it was written; run the stage that wrote it again."
+                "after it was written; run the step that wrote it again."
             )
         yield {key: entry["facts"][key] for key in ("raw_bytes", "sized_by")}
