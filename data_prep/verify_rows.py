@@ -142,8 +142,9 @@ def other_rows(found: Found) -> Iterator[Row]:
 def missing_rows(found: Found, official: Official) -> Iterator[Row]:
     """What is official and not there."""
     present = {file for _, file in found.official}
+    own = {own.kind for own in found.own.values()}
     for file in official.files:
-        if file not in present:
+        if file not in present and file.kind not in own:
             yield Row(file.name, file.what, MISSING, file.optional or "", {file.kind: Use("")})
     sets = [official.set_named(key.pattern, is_text=key.is_text) for key in found.sets]
     for numbered in official.sets:

@@ -138,6 +138,7 @@ class TestOwnFiles:
         assert (report.code, report.wrong) == (0, [])
         assert report.row("vocab.txt") == ["own vocabulary", "present", "not the official one: add --own-vocabulary"]
         assert report.row("eval.txt") == ["own evaluation text", "present", "not the official one"]
+        assert "not here, and not needed for the next step: dump.xml, eval_10k, part-*-of-00003\n" in report.text
         vocabulary = f"--vocab {own}/vocab.txt --own-vocabulary"
         assert report.next[:2] == [
             f"bert-mlperf prep examples '{own}/part-*-of-00001' {vocabulary} --out train",
