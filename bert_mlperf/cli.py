@@ -1,11 +1,13 @@
 """The command line: parse, call, print. Bad input is one sentence on stderr and exit code 2."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from bert_mlperf.cli_bench import add_bench, run_bench
+from bert_mlperf.cli_output import drop_output, one_line, prepare_streams, sentence_of
 from bert_mlperf.cli_plan import add_plan, run_plan
 from bert_mlperf.cli_prep import add_prep, run_prep
 from bert_mlperf.errors import UserError
@@ -63,18 +65,40 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Runs one command and returns its exit code; that of SIGPIPE if nobody reads the output to its end."""
+    prepare_streams()
+    try:
+        try:
+            return _guarded(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        print(f"error: {one_line(sentence_of(error))}", file=sys.stderr)
+        if error.filename is None:
+            drop_output()
+        return 2
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich ends so
+            return 128 + signal.SIGPIPE
+        raise
+
+
+def _guarded(arguments: list[str] | None) -> int:
+    """Runs one command, with an exit code for every failure that is not a fault of the program."""
     options = build_parser().parse_args(arguments)
     try:
         return _run(options)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return stopped.exit_code
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as stop:
+        return 128 + getattr(stop, "signum", signal.SIGINT)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -113,7 +113,10 @@ def run_prep(options: argparse.Namespace) -> int:
     """Runs one step and returns its exit code."""
     if getattr(options, "workers", None) is not None and options.workers < 1:
         raise UserError(f"--workers is {options.workers}, expected at least 1; leave it out for the default.")
-    return _STEPS[options.step](options)
+    from bert_mlperf.data_prep.stopping import terminated_as_interrupted
+
+    with terminated_as_interrupted():
+        return _STEPS[options.step](options)
 
 
 def _clean(options: argparse.Namespace) -> int:

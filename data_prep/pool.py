@@ -1,6 +1,6 @@
 """Tasks in worker processes: each is done once, and the end of a worker or of this process is never waited for in vain.
 
-Workers are spawned (no state is inherited), ignore Ctrl-C (this process ends them) and die with this process.
+Workers are spawned (no state is inherited), ignore Ctrl-C, SIGTERM and SIGHUP (this process ends them) and die with it.
 """
 
 import ctypes
@@ -20,6 +20,7 @@ from bert_mlperf.errors import UserError
 Progress = Callable[[int], None]
 MEMORY_PER_WORKER = 700 << 20  # bytes, interpreter and libraries included
 _POLL_SECONDS = 0.2
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
@@ -54,18 +55,20 @@ def run_tasks(
     a second. Raises UserError if a task raised it or its worker was killed; the other workers are stopped then.
     """
     context = multiprocessing.get_context("spawn")
-    counter = context.Value("q", 0)
+    with _said_if_not_started(), _interrupts_held():  # it starts a process, too
+        counter = context.Value("q", 0)
     waiting = list(enumerate(tasks))[::-1]
     running: dict[Connection, tuple[SpawnProcess, int]] = {}
     started: list[SpawnProcess] = []
     try:
         for _ in range(min(workers, len(tasks))):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, work, counter, os.getpid()), daemon=True)
-            with _interrupts_held():
-                process.start()
-                started.append(process)
-            there.close()
+            with _said_if_not_started():
+                here, there = context.Pipe()
+                process = context.Process(target=_serve, args=(there, work, counter, os.getpid()), daemon=True)
+                with _interrupts_held():
+                    process.start()
+                    started.append(process)
+                there.close()
             running[here] = (process, _give(here, waiting))
         while running:
             for connection in wait(list(running), timeout=_POLL_SECONDS):
@@ -95,6 +98,11 @@ def _result(connection: Connection, process: SpawnProcess, task: Any) -> Any:
     except (EOFError, OSError):
         process.join()
         code = process.exitcode or 0
+        if code == -signal.SIGBUS:
+            raise UserError(
+                f"the worker process for {task} was killed by SIGBUS, a sign that a file became shorter while it was "
+                "read; put it back and run the command again."
+            ) from None
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise UserError(
             f"the worker process for {task} {how}, often a sign of too little memory; run the command again, it goes "
@@ -108,21 +116,35 @@ def _result(connection: Connection, process: SpawnProcess, task: Any) -> Any:
 
 
 @contextmanager
+def _said_if_not_started() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the worker processes cannot be started: {error}; give fewer --workers, or allow more open files (ulimit "
+            "-n), processes (ulimit -u) or room in /dev/shm."
+        ) from None
+
+
+@contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, and processes that are started in it never get one: the blocked set is
-    inherited. Blocking alone does not hold it, for a thread of some library may take the signal."""
+    """Ctrl-C, SIGTERM and SIGHUP wait for the end of the block, and processes that are started in it never get one: the
+    blocked set is inherited. Blocking alone does not hold it, for a thread of some library may take the signal."""
     held: list[int] = []
     is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number)) if is_main else None
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handlers = {name: signal.getsignal(name) for name in _STOPS} if is_main else {}
+    for name, handler in handlers.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(name, lambda number, _: held.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if is_main:
-            signal.signal(signal.SIGINT, handler if handler is not None else signal.SIG_DFL)
+        for name, handler in handlers.items():
+            signal.signal(name, handler if handler is not None else signal.SIG_DFL)
     if held:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(held[0])
 
 
 def _serve(connection: Connection, work: Callable[[Any, Progress], Any], counter: Any, parent: int) -> None:
@@ -147,6 +169,8 @@ def _attempt(work: Callable[[Any, Progress], Any], task: Any, progress: Progress
         return "done", work(task, progress)
     except UserError as error:
         return "bad input", str(error)
+    except MemoryError:
+        return "bad input", f"there is too little memory for {task}; run the command again with fewer --workers."
     except Exception:
         return "failed", traceback.format_exc()
 

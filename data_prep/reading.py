@@ -8,8 +8,8 @@ from bert_mlperf.errors import UserError
 
 
 def tracked_chunks(part: Part, progress: Callable[[int], None]) -> Iterator[Samples]:
-    """The samples of `part`, each checked. Their bytes are reported while they are read: the size of the file in all.
-    Half of those of a shard of ours stand for the checksum, which is compared behind the last sample.
+    """The samples of `part`, each checked. Their bytes are reported while they are read: the size of the file in all,
+    of which half stands for the checksum of a shard of ours, compared behind the last sample.
 
     Raises UserError if the file is damaged, or holds a sample that is none whatever the model and the vocabulary.
     """

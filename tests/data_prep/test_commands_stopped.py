@@ -53,9 +53,9 @@ def wait_until_dead(pids: list[int]) -> None:
 
 
 def stop(process: subprocess.Popen[str], signum: int, *, of_a_worker: bool = False) -> str:
-    """Signals the process (its whole group for SIGINT, one worker if wished); gives its stderr."""
+    """Signals the process (its whole group if it may heed it, one worker if wished); gives its stderr."""
     workers = children_of(process.pid)
-    if signum == signal.SIGINT:
+    if signum != signal.SIGKILL:
         os.killpg(process.pid, signum)
     elif of_a_worker and workers:
         os.kill(workers[-1], signum)
@@ -107,17 +107,20 @@ def test_killed_at_ten_random_moments(undisturbed: tuple[Path, dict[str, str], f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("finished", [0, 1, 2])
-def test_ctrl_c(undisturbed: tuple[Path, dict[str, str], float], finished: int) -> None:
+@pytest.mark.parametrize(
+    ("signum", "finished"),
+    [(signal.SIGINT, 0), (signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGHUP, 1)],
+)
+def test_told_to_stop(undisturbed: tuple[Path, dict[str, str], float], signum: signal.Signals, finished: int) -> None:
     folder, expected, _ = undisturbed
-    out = folder / f"interrupted{finished}"
+    out = folder / f"interrupted{signum}-{finished}"
     process = start(folder, *EXAMPLES, "--out", out.name, "--workers", "2")
     wait_for_records(process, out / ".unfinished", finished)
-    said = stop(process, signal.SIGINT)
-    assert process.returncode == 130, said
+    said = stop(process, signum)
+    assert process.returncode == 128 + signum, said
     lines = said.splitlines()
     assert lines[-1].startswith("examples stopped; what is finished is kept in ") and "Traceback" not in said
-    assert sum("stopped" in line for line in lines) == 1
+    assert "leaked" not in said and sum("stopped" in line for line in lines) == 1
     before = check_names(out, expected)
     again = prep(folder, *EXAMPLES, "--out", out.name)
     assert again.returncode == 0 and digests(out) == expected
