@@ -18,7 +18,7 @@ from bert_mlperf.comm.lanes import Lane, Pending
 from bert_mlperf.comm.reduction import Reduction
 from bert_mlperf.comm.wire import slices_of_buckets
 from bert_mlperf.optim.flat import FlatBuffers
-from bert_mlperf.optim.layout import Bucket, TensorRange
+from bert_mlperf.optim.layout import TensorRange
 
 
 class GradientReduction:
@@ -110,8 +110,8 @@ class WeightGather:
     def start(self) -> None:
         """Begins to hand out the weights as they stand in the shards."""
         assert not self._pending, "the weights of the step before were not all used"
-        for number, bucket in reversed(list(enumerate(self._flat.layout.buckets))):
-            self._pending[number] = self._lane.submit(partial(self._gather, bucket), name=f"gather {number}")
+        for number in reversed(range(len(self._flat.layout.buckets))):
+            self._pending[number] = self._lane.submit(partial(self._gather, number), name=f"gather {number}")
 
     def wait(self) -> None:
         """Afterwards all weights are there."""
@@ -122,10 +122,8 @@ class WeightGather:
         """The fp32 weights of all shards by parameter name, on every rank; all ranks call this."""
         self.wait()
         full = torch.empty(self._flat.layout.size, dtype=torch.float32, device=self._flat.weights.device)
-        for bucket in self._flat.layout.buckets:
-            part = self._flat.layout.part(bucket, self._reduction.topology.shard)
-            shard = self._flat.shard_weights[part.shard_start : part.shard_end]
-            self._reduction.gather(shard, full[bucket.start : bucket.end])
+        for bucket, part in zip(self._flat.layout.buckets, self._flat.shard_parts, strict=True):
+            self._reduction.gather(part, full[bucket.start : bucket.end])
         return self._flat.split(full)
 
     def _wait_for(self, buckets: list[int], *_: object) -> None:
@@ -133,7 +131,6 @@ class WeightGather:
             if number in self._pending:
                 self._pending.pop(number).wait()
 
-    def _gather(self, bucket: Bucket) -> None:
-        part = self._flat.layout.part(bucket, self._reduction.topology.shard)
-        new = self._flat.shard_weights[part.shard_start : part.shard_end].to(self._flat.weights.dtype)
-        self._reduction.gather(new, self._flat.weights[bucket.start : bucket.end])
+    def _gather(self, number: int) -> None:
+        bucket, new = self._flat.layout.buckets[number], self._flat.shard_parts[number]
+        self._reduction.gather(new.to(self._flat.weights.dtype), self._flat.weights[bucket.start : bucket.end])

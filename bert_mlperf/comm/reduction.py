@@ -7,9 +7,11 @@ Legend: W ranks, S ranks of a shard group, R = W / S replicas, P elements of a b
     hierarchical  reduce-scatter inside the shard group, all-reduce of the part over the replicas; gather inside
 
 Sums only: gradients arrive divided by counts of the global batch. What is sent has the wire dtype, what is added up
-here is fp32 in the order of the ranks. gloo's own reduce-scatter sends as much as its all-reduce; exchanging parts and
-adding them up here sends half of that.
+here is fp32 in the order of the ranks. gloo's own reduce-scatter sends as much as its all-reduce; sending each rank its
+part and adding them up here sends half of that. Its gather copies more than it sends, so parts are sent there too.
 """
+
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,6 +36,7 @@ class Reduction:
         self.topology = topology
         self.strategy = strategy
         self._groups = groups
+        self._received = torch.empty(0)  # of the other ranks; kept, for new memory is slow
 
     def reduce(self, bucket: Tensor, part: Tensor) -> None:
         """`part` (fp32 [size / S]) becomes this rank's part of the sum of all ranks' `bucket` (wire dtype [size], maybe
@@ -42,7 +45,7 @@ class Reduction:
             _all_reduce(bucket, self._groups.world)
             _copy(part, bucket.view(self.topology.shard_group_size, -1)[self.topology.shard])
             return
-        _reduce_scatter(bucket, part, self._groups.shard)
+        self._reduce_scatter(bucket, part, self._groups.shard)
         if self.topology.num_replicas > 1:
             wire = part.to(bucket.dtype)  # the same storage for an fp32 wire
             _all_reduce(wire, self._groups.replica)
@@ -50,14 +53,39 @@ class Reduction:
 
     def gather(self, part: Tensor, bucket: Tensor) -> None:
         """`bucket` [size] becomes the parts of all ranks of the shard group, `part` [size / S] this rank's one."""
-        if self._groups.shard is None:
+        group = self._groups.shard
+        if group is None:
             _copy(bucket, part)
+        elif dist.get_backend(group) == "nccl":
+            _all_gather_single(bucket, part, group=group)
         else:
-            _all_gather_single(bucket, part, group=self._groups.shard)
+            parts, own = bucket.view(self.topology.shard_group_size, -1), self.topology.shard
+            _exchange({rank: part for rank in range(len(parts))}, dict(enumerate(parts)), own, group)
+            _copy(parts[own], part)
 
     def sum_over_shards(self, values: Tensor) -> None:
         """Replaces `values` by their sum over the shard group."""
         _all_reduce(values, self._groups.shard)
+
+    def _reduce_scatter(self, bucket: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> None:
+        if group is None:
+            _copy(part, bucket)
+        elif dist.get_backend(group) == "nccl":
+            summed = torch.empty_like(bucket[: part.numel()])
+            _reduce_scatter_single(summed, bucket, op=dist.ReduceOp.SUM, group=group)
+            part.copy_(summed)
+        else:
+            sent, own = bucket.view(-1, part.numel()), self.topology.shard
+            received = dict(enumerate(self._room_for(sent)))
+            _exchange(dict(enumerate(sent)), received, own, group)
+            received[own] = sent[own]
+            _add_up(part, [received[rank] for rank in range(len(sent))])
+
+    def _room_for(self, like: Tensor) -> Tensor:
+        """Memory in the shape and dtype of `like`, whatever it holds."""
+        if self._received.dtype != like.dtype or self._received.numel() < like.numel():
+            self._received = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
+        return self._received[: like.numel()].view(like.shape)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
@@ -71,17 +99,21 @@ def _all_reduce(values: Tensor, group: dist.ProcessGroup | None) -> None:
         dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
 
 
-def _reduce_scatter(bucket: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> None:
-    if group is None:
-        _copy(part, bucket)
-    elif dist.get_backend(group) == "nccl":
-        summed = torch.empty_like(bucket[: part.numel()])
-        _reduce_scatter_single(summed, bucket, op=dist.ReduceOp.SUM, group=group)
-        part.copy_(summed)
+def _exchange(sent: Mapping[int, Tensor], received: Mapping[int, Tensor], own: int, group: dist.ProcessGroup) -> None:
+    """Sends every other rank of the group its tensor and receives one of it; nothing goes to `own`, this rank."""
+    others = [rank for rank in sent if rank != own]
+    works = [dist.irecv(received[rank], group=group, group_src=rank) for rank in others]
+    works += [dist.isend(sent[rank], group=group, group_dst=rank) for rank in others]
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def _add_up(total: Tensor, parts: Sequence[Tensor]) -> None:
+    """`total` (fp32) becomes the sum of at least two parts, in their order."""
+    if parts[0].dtype == total.dtype:
+        torch.add(parts[0], parts[1], out=total)
     else:
-        received = torch.empty_like(bucket)
-        dist.all_to_all_single(received, bucket, group=group)
-        first, *others = received.view(-1, part.numel())
-        part.copy_(first)
-        for other in others:
-            part.add_(other)
+        total.copy_(parts[0]).add_(parts[1])
+    for part in parts[2:]:
+        total.add_(part)

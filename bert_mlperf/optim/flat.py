@@ -3,10 +3,10 @@
     weights        compute dtype   [size]         what the model reads: its parameters are views
     accumulated    fp32            [size]         sum over micro-batches; only where the compute dtype is not fp32 and a
                                                   step has several
-    shard_weights  fp32            [size / S]     what the optimizer updates
+    shard_parts    fp32            [size / S]     what the optimizer updates, this rank's part of each bucket
 
-With one shard and fp32 the shard is the whole: weights and shard_weights are the same storage. Gradients have no buffer
-here: backward hands each parameter its own, and it is let go as soon as it is on the wire.
+In fp32 the parts are views of the weights, otherwise they have a storage of their own. Gradients have no buffer here:
+backward hands each parameter its own, and it is let go as soon as it is on the wire.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,9 @@ class FlatBuffers:
         self.accumulated = None
         if dtype != torch.float32 and accumulation_steps > 1:
             self.accumulated = torch.zeros(layout.size, dtype=torch.float32, device=device)
-        is_whole = layout.num_shards == 1 and dtype == torch.float32
-        self.shard_weights = self.weights if is_whole else torch.zeros(layout.shard_size, device=device)
+        self.shard_parts = [self.weights[part.start : part.end] for part in layout.parts(shard)]
+        if dtype != torch.float32:
+            self.shard_parts = [torch.zeros(part.numel(), device=device) for part in self.shard_parts]
         self.load({name: p.detach().float() for name, p in self.parameters.items()})
         weights = self.split(self.weights)
         for name, parameter in self.parameters.items():
@@ -45,14 +46,21 @@ class FlatBuffers:
         """Views of a flat buffer by parameter name, in each parameter's shape."""
         return {slot.name: flat[slot.start : slot.end].view(slot.shape) for slot in self.layout.slots.values()}
 
+    @property
+    def shard_weights(self) -> Tensor:
+        """A copy of the fp32 weights of this rank's shard, [size / S]."""
+        return torch.cat(self.shard_parts)
+
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Fills weights and shard from fp32 tensors by parameter name."""
+        parts = self.layout.parts(self.shard)
         for name, slot in self.layout.slots.items():
             values = tensors[name].reshape(-1)
             self.weights[slot.start : slot.end].copy_(values)
-            for piece in self.layout.pieces(slot.start, slot.end, self.shard):
-                here = slice(piece.start - slot.start, piece.end - slot.start)
-                self.shard_weights[piece.shard_start : piece.shard_end].copy_(values[here])
+            for part, weights in zip(parts, self.shard_parts, strict=True):
+                low, high = max(slot.start, part.start), min(slot.end, part.end)
+                if low < high:
+                    weights[low - part.start : high - part.start].copy_(values[low - slot.start : high - slot.start])
 
     def zero_gradients(self) -> None:
         """No parameter has a gradient: the first one that backward makes is taken as it is."""

@@ -49,7 +49,7 @@ class Block:
 
 
 class ShardedLamb:
-    """fp32 weights and both moments of one shard (1-dimensional, `layout.shard_size` elements each)."""
+    """fp32 weights and both moments of one shard (1-dimensional; `layout.shard_size` elements of each)."""
 
     def __init__(
         self,
@@ -58,17 +58,18 @@ class ShardedLamb:
         recipe: Recipe,
         *,
         shard: int,
-        weights: Tensor,
+        weights: Sequence[Tensor],
         sum_over_shards: Callable[[Tensor], None],
         can_skip: bool = False,
     ) -> None:
-        """`weights` is the shard's fp32 storage; `sum_over_shards` replaces a tensor by its sum over the shard group.
-        With `can_skip` a gradient that is not finite skips the step, without it the weights are lost."""
+        """`weights` is the shard's fp32 storage, its part of each bucket; `sum_over_shards` replaces a tensor by its
+        sum over the shard group. With `can_skip` a gradient that is not finite skips the step, without it the weights
+        are lost."""
         self.recipe = recipe
         self.ranges = list(ranges)
         self.weights = weights
-        device = weights.device
-        self.first_moment, self.second_moment = torch.zeros_like(weights), torch.zeros_like(weights)
+        device = weights[0].device
+        self.first_moment, self.second_moment = (torch.zeros(layout.shard_size, device=device) for _ in range(2))
         self.updates = torch.zeros((), dtype=torch.float64, device=device)
         size = BLOCK if device.type == "cpu" else max(1, layout.shard_size)
         self._blocks = blocks_of(layout, self.ranges, shard=shard, size=size)
@@ -110,7 +111,7 @@ class ShardedLamb:
         decay = _number(recipe.weight_decay / correction)
         norms: tuple[list[Tensor], list[Tensor]] = ([], [])
         for block in self._blocks:
-            z, w = gradient[block.bucket][block.there], self.weights[block.here]
+            z, w = gradient[block.bucket][block.there], self.weights[block.bucket][block.there]
             self._direction(z, self.first_moment[block.here], self.second_moment[block.here], *numbers)
             for number, piece in block.pieces:
                 if self.ranges[number].adapted:
@@ -142,7 +143,7 @@ class ShardedLamb:
         """Adds each tensor's direction times its factor to the weights."""
         numbers: Sequence[Number] = factors.tolist() if factors.device.type == "cpu" else list(factors.float())
         for block in self._blocks:
-            z, w = directions[block.bucket][block.there], self.weights[block.here]
+            z, w = directions[block.bucket][block.there], self.weights[block.bucket][block.there]
             for number, piece in block.pieces:
                 _add_scaled(w[piece], z[piece], numbers[number])
 

@@ -175,12 +175,13 @@ def memory(plan: ShardingPlan, topology: Topology, state: TrainState, *, backend
         return sum(tensor.nbytes for tensor in new)
 
     layout = flat.layout
+    masters = [] if flat.weights.dtype == torch.float32 else flat.shard_parts  # in fp32 they are among the weights
     numbers = sum(slot.end - slot.start for slot in layout.slots.values())
     return Memory(
         weights=size(flat.weights),
         gradients=numbers * flat.weights.itemsize,
         accumulated=size(flat.accumulated),
-        state=size(flat.shard_weights, optimizer.first_moment, optimizer.second_moment),
+        state=size(*masters, optimizer.first_moment, optimizer.second_moment),
         reduced=layout.shard_size * torch.float32.itemsize,
         buffers=largest_buffers(plan, topology, layout, flat.weights.dtype, backend=backend),
     )

@@ -113,7 +113,7 @@ def shard_state(
         [tensor_range(spec, layout) for spec in tensor_specs(run.model)],
         run.recipe,
         shard=topology.shard,
-        weights=flat.shard_weights,
+        weights=flat.shard_parts,
         sum_over_shards=reduction().sum_over_shards,
         can_skip=run.precision == "fp16",
     )

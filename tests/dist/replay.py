@@ -162,7 +162,7 @@ class Replay:
             problem.ranges(self.layout),
             problem.recipe,
             shard=topology.shard,
-            weights=self.flat.shard_weights,
+            weights=self.flat.shard_parts,
             sum_over_shards=self.reductions[2].sum_over_shards,
             **options,
         )

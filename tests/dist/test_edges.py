@@ -145,7 +145,7 @@ def skipped(control: Control) -> list[tuple]:
         state = state_of(control, precision="fp16", **layout)
         rates = [train_step(state, global_step(0, control)).learning_rate.item()]
         state.weights.wait()
-        kept = (state.flat.weights, state.flat.shard_weights, state.optimizer.first_moment)
+        kept = (state.flat.weights, *state.flat.shard_parts, state.optimizer.first_moment)
         before = [x.clone() for x in (*kept, state.optimizer.second_moment)]
         hooks = dict(state.model.embeddings.token_type.weight._backward_hooks or {})
         poison(state, float("inf"))

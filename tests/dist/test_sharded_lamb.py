@@ -205,8 +205,10 @@ def with_padding_of_ones(replay: Replay, states: list[State]) -> dict[str, float
     """As `compare`, with padding of 1 in the weights: only a mistake looks at it."""
     full = replay.whole(replay.flat.shard_weights)
     fill_padding(replay, full, 1.0)
-    for part in replay.layout.parts(replay.reductions[0].topology.shard):
-        replay.flat.shard_weights[part.shard_start : part.shard_end] = full[part.start : part.end]
+    for part, weights in zip(
+        replay.layout.parts(replay.reductions[0].topology.shard), replay.flat.shard_parts, strict=True
+    ):
+        weights.copy_(full[part.start : part.end])
     return compare(replay, states)
 
 
