@@ -65,8 +65,8 @@ def bench_prep(*, text: Path | None = None, vocabulary: Path | None = None, mega
             read_vocabulary(vocabulary)
             name = text.name
         compile_seconds = _compile_seconds(folder)
-        ours = [measure(our_examples, repeated(text, size, folder), vocabulary, folder) for size in sorted(megabytes)]
-        peer = measure(peer_examples, repeated(text, min(megabytes), folder), vocabulary, folder)
+        ours = [_measure_repeated(our_examples, text, size, vocabulary, folder) for size in sorted(megabytes)]
+        peer = _measure_repeated(peer_examples, text, min(megabytes), vocabulary, folder)
     _show(name, ours, peer, compile_seconds)
 
 
@@ -107,6 +107,17 @@ def peer_examples(text: Path, vocabulary: Path, folder: Path) -> int:
         encoded = tokenizer.encode_batch(document.split("\n"), add_special_tokens=False)
         documents.append([line.ids for line in encoded if line.ids])
     return make_examples(list(filter(None, documents)), vocabulary=words, options=ExampleOptions()).num_samples
+
+
+def _measure_repeated(
+    work: Callable[[Path, Path, Path], int], text: Path, megabytes: float, vocabulary: Path, folder: Path
+) -> Measurement:
+    """`measure` of `text`, repeated. What is wrong with the copy is wrong with the text."""
+    copy = repeated(text, megabytes, folder)
+    try:
+        return measure(work, copy, vocabulary, folder)
+    except UserError as error:
+        raise UserError(str(error).replace(str(copy), str(text))) from None
 
 
 def measure(work: Callable[[Path, Path, Path], int], text: Path, vocabulary: Path, folder: Path) -> Measurement:

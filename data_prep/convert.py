@@ -19,6 +19,7 @@ from bert_mlperf.errors import UserError
 
 LAYOUTS = {"shards": LAYOUT, "tfrecord": TFRECORD, "fixed": FIXED, "variable": VARIABLE, "packed": PACKED}
 OFFICIAL_VOCABULARY_SIZE = 30522
+_LARGEST_VOCABULARY = 1 << 31
 _NUMBER = re.compile(r"part[-_](\d+)[-_]of[-_](\d+)")
 _ENDINGS = {".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords"}
 
@@ -38,6 +39,8 @@ def convert(
     """
     if to not in LAYOUTS:
         raise UserError(f"the layout {to!r} is unknown; give one of {', '.join(LAYOUTS)}.")
+    if vocab_size is not None and not 1 <= vocab_size <= _LARGEST_VOCABULARY:
+        raise UserError(f"--vocab-size is {vocab_size}, expected 1 to {_LARGEST_VOCABULARY}; give the tokens of yours.")
     jobs: dict[str, Job] = {}
     paths = _files(inputs)
     layouts = {path: _readable_layout(path, to) for path in paths}

@@ -119,7 +119,8 @@ def _unreadable(error: OSError) -> None:
 
 def _files(folder: Path) -> list[Path]:
     names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name != MANIFEST)
-    return [folder / name for name in names if (folder / name).is_file()]
+    found = [folder / name for name in names]
+    return [path for path in found if path.is_file() or not path.exists()]  # a link to nothing is a missing file
 
 
 def _note_step(folder: Path, found: Found) -> None:

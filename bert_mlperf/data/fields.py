@@ -4,6 +4,8 @@ A padded prediction has position 0, where [CLS] stands; so without weights a pre
 not 0, and with weights where its weight is not 0 (then even [CLS] may be predicted).
 """
 
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,7 +92,9 @@ def missing_field(path: Path, name: str, *, present: Sequence[str], expected: Se
 
 
 def damaged(path: Path, reason: object) -> UserError:
-    """The error for a file that cannot be read as what it seems to be."""
+    """The error for a file that cannot be read as what it seems to be, or not at all."""
+    if isinstance(reason, OSError) and reason.errno in (errno.EACCES, errno.EPERM):
+        return UserError(f"{path} cannot be read: {os.strerror(reason.errno)}; check its permissions.")
     told = " ".join(str(reason).split()) or type(reason).__name__
     return UserError(f"{path} is truncated or damaged ({told}); copy it again or make it anew.")
 

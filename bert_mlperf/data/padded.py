@@ -27,9 +27,16 @@ def iter_tfrecord(path: Path, *, rows: int) -> Iterator[Samples]:
     """The samples of a TFRecord file, `rows` at a time. UserError or ValueError if it is damaged."""
     first = 0
     for messages in tfrecord.read_records(path, together=rows):
-        examples = [tfrecord.parse_example(message) for message in messages]
+        examples = [_parse(message, number) for number, message in enumerate(messages, start=first)]
         yield from_padded(_stack(path, examples, first_record=first), first_row=first)
         first += len(messages)
+
+
+def _parse(message: bytes, number: int) -> dict[str, tuple[int, bytes]]:
+    try:
+        return tfrecord.parse_example(message)
+    except ValueError as error:
+        raise ValueError(f"record {number}: {error}") from error
 
 
 def _stack(path: Path, examples: list[dict[str, tuple[int, bytes]]], *, first_record: int) -> dict[str, np.ndarray]:
@@ -59,8 +66,8 @@ def _whole(name: str, values: np.ndarray) -> np.ndarray:
 def from_padded(arrays: dict[str, np.ndarray], *, first_row: int) -> Samples:
     """Samples from zero-padded arrays [n, width] by the names of the published fields.
 
-    `first_row` is the number of row 0 in the file. Raises ValueError, naming the row, if a row has no tokens or its
-    mask a hole, and if the arrays do not fit together.
+    `first_row` is the number of row 0 in the file. Raises ValueError, naming the row, if a row has no tokens, a hole in
+    its mask or a weight that is not 0 or 1, and if the arrays do not fit together.
     """
     ids, positions = arrays["input_ids"], arrays["masked_lm_positions"]
     _check_shapes(arrays)
@@ -78,7 +85,7 @@ def from_padded(arrays: dict[str, np.ndarray], *, first_row: int) -> Samples:
         if not lengths.all():
             raise ValueError(f"row {first_row + int(np.argmin(lengths))} has no token")
         real = places < lengths[:, None]
-    predicted = arrays["masked_lm_weights"] != 0 if "masked_lm_weights" in arrays else positions != 0
+    predicted = _predicted(arrays["masked_lm_weights"], first_row) if "masked_lm_weights" in arrays else positions != 0
     return Samples(
         input_ids=narrow(ids[real], "input_ids"),
         segment_ids=as_bytes(arrays["segment_ids"][real], "segment_ids"),
@@ -88,6 +95,17 @@ def from_padded(arrays: dict[str, np.ndarray], *, first_row: int) -> Samples:
         masked_offsets=offsets_of(predicted.sum(axis=1, dtype=np.int64)),
         next_sentence_labels=as_bytes(arrays["next_sentence_labels"].reshape(len(ids)), "next_sentence_labels"),
     )
+
+
+def _predicted(weights: np.ndarray, first_row: int) -> np.ndarray:
+    """Where a prediction is real, bool like `weights`."""
+    wrong = (weights != 0) & (weights != 1)  # NaN is neither
+    if wrong.any():
+        row = int(np.argmax(wrong.any(axis=1)))
+        raise ValueError(
+            f"a masked_lm_weights of row {first_row + row} is {weights[row][wrong[row]][0]}, expected 0 or 1"
+        )
+    return weights != 0
 
 
 def _check_shapes(arrays: dict[str, np.ndarray]) -> None:

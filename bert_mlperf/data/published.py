@@ -21,6 +21,7 @@ FIXED = "fixed-length HDF5"
 VARIABLE = "variable-length HDF5"
 PACKED = "packed variable-length HDF5"
 TFRECORD = "TFRecord"
+_GZIP = b"\x1f\x8b"
 ROWS = 4096  # rows of a chunk: some 10 MB as they lie in the file
 
 _READERS: dict[str, Callable[..., Iterator[Samples]]] = {
@@ -46,6 +47,8 @@ def detect_layout(path: Path) -> str:
         raise
     except UNREADABLE as error:
         raise damaged(path, error) from error
+    if head.startswith(_GZIP):
+        raise UserError(f"{path} is compressed with gzip, expected HDF5 or TFRecord; unpack it first (gunzip).")
     raise UserError(
         f"{path} begins with {head!r}: it is neither HDF5 nor TFRecord; remove it from the data folder, or copy "
         "it again if it should be a shard."

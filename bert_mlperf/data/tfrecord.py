@@ -23,6 +23,7 @@ from bert_mlperf.errors import UserError
 _POLYNOMIAL = 0x82F63B78  # Castagnoli, reflected
 _MASK_DELTA = 0xA282EAD8
 _FRAME = struct.Struct("<QI")
+_LEAST = 4  # bytes of a message; an Example with any feature is longer
 FLOAT, INT64 = 2, 3  # field numbers of the lists in a Feature
 
 
@@ -42,7 +43,7 @@ _BYTE_TABLE = _TABLES[0].tolist()
 
 
 def masked_crc32c(messages: Sequence[bytes]) -> np.ndarray:
-    """Masked CRC-32C of each message (at least 4 bytes each), uint32 [len(messages)].
+    """Masked CRC-32C of each message (at least _LEAST bytes each), uint32 [len(messages)].
 
     The messages are right-aligned in one matrix: leading zeros do not change a checksum that starts from 0, and the
     prescribed start 0xFFFFFFFF equals inverting the first four bytes. So all messages advance together, 4 bytes a time.
@@ -122,7 +123,9 @@ def _read_length(path: Path, file: BinaryIO, *, number: int, size: int) -> int |
     if length is None:
         raise _damaged(path, number, "the checksum of its length is wrong")
     end = file.tell() + length + 4
-    if end > size or length < 4:
+    if length < _LEAST:
+        raise _damaged(path, number, f"it has {length} bytes, expected at least {_LEAST}")
+    if end > size:
         raise _damaged(path, number, f"it should end at byte {end:,}, the file has {size:,}")
     return length
 

@@ -1,3 +1,6 @@
+import errno
+import gzip
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -320,7 +323,48 @@ class TestBadFiles:
     def test_tfrecord_that_is_no_example(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tests.data.files.encode_example", lambda row, packed: b"\x0f not a message")
         write_tfrecord(tmp_path / "a.tfrecord", [{}])
-        assert "truncated or damaged (wire type 7)" in inspect_error(tmp_path)
+        assert "truncated or damaged (record 0: wire type 7)" in inspect_error(tmp_path)
+
+    @pytest.mark.parametrize("length", [0, 3])
+    def test_a_record_that_is_too_short(
+        self, tmp_path: Path, samples: Samples, monkeypatch: pytest.MonkeyPatch, length: int
+    ) -> None:
+        path = tmp_path / "a.tfrecord"
+        write_tfrecord_samples(path, samples)
+        whole = path.read_bytes()
+        monkeypatch.setattr("tests.data.files.encode_example", lambda row, packed: b"\0" * length)
+        write_tfrecord(path, [{}])
+        short = path.read_bytes()
+        for content, number in ((short, 0), (whole + short, 40)):
+            path.write_bytes(content)
+            told = f"record {number} is truncated or damaged (it has {length} bytes, expected at least 4)"
+            assert told in inspect_error(tmp_path)
+
+    def test_gzip_is_named(self, tmp_path: Path, samples: Samples) -> None:
+        write_tfrecord_samples(tmp_path / "a.tfrecord", samples)
+        path = tmp_path / "a.tfrecord"
+        path.write_bytes(gzip.compress(path.read_bytes()))
+        assert inspect_error(tmp_path).startswith(f"{path} is compressed with gzip, expected HDF5 or TFRecord; unpack")
+
+    @pytest.mark.parametrize("weight", [0.5, np.nan, -1.0, 2.0])
+    def test_weights_are_0_or_1(self, tmp_path: Path, samples: Samples, weight: float) -> None:
+        arrays = padded(samples)
+        rows = [{name: values[i] for name, values in arrays.items()} for i in range(40)]
+        rows[3]["masked_lm_weights"][0] = weight
+        write_tfrecord(tmp_path / "a.tfrecord", rows)
+        assert f"masked_lm_weights of row 3 is {weight}, expected 0 or 1" in inspect_error(tmp_path)
+
+    @pytest.mark.parametrize("name", ["a.tfrecord", "a.hdf5"])
+    def test_a_file_that_may_not_be_read(
+        self, tmp_path: Path, samples: Samples, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        def refuse(path: Path) -> bool:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+        (write_fixed if name.endswith("hdf5") else write_tfrecord_samples)(tmp_path / name, samples)
+        monkeypatch.setattr(h5py, "is_hdf5", refuse)
+        told = f"{tmp_path / name} cannot be read: Permission denied; check its permissions."
+        assert inspect_error(tmp_path / name) == told
 
     @each_layout
     def test_no_samples(self, tmp_path: Path, layout: str) -> None:

@@ -199,6 +199,12 @@ class TestOtherInput:
         assert sentence.startswith(f"{path} holds token id {highest}, expected ids of a vocabulary of {highest} tokens")
         assert sentence.endswith("as --vocab-size.")
 
+    @pytest.mark.parametrize("size", [0, -1, 1 << 70])
+    def test_a_size_that_no_vocabulary_has(self, tmp_path: Path, samples: Samples, refused: Refuse, size: int) -> None:
+        path = tmp_path / "a.hdf5"
+        files.write_fixed(path, samples)
+        assert refused(path, vocab_size=size).startswith(f"--vocab-size is {size}, expected 1 to 2147483648; give")
+
     def test_another_vocabulary_than_the_shard_says(self, tmp_path: Path, samples: Samples, refused: Refuse) -> None:
         path = write_layout(tmp_path / "a.hdf5", samples, "shards", vocab_size=8000)
         sentence = refused(path, to="fixed", vocab_size=30522)

@@ -304,3 +304,11 @@ def test_reference_picks_of_evaluation_text(reference_dir: Path, tmp_path: Path)
     (shard,) = (tmp_path / "eval").glob("*.hdf5")
     assert_equal(map_samples(read_header(shard)), reference_samples(golden / "eval_pick100.npz", 100))
     np.testing.assert_array_equal(picked(7953, 100), np.load(golden / "eval_pick100_indices.npz")["indices"])
+
+
+def test_bench_names_the_text_of_the_user(tmp_path: Path) -> None:
+    text, vocabulary = tmp_path / "text", tmp_path / "vocab.txt"
+    text.write_bytes(b"The sea is wide.\nIt is \xff deep.\n\n")
+    vocabulary.write_text("".join(f"{token}\n" for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "sea")))
+    with pytest.raises(UserError, match=rf"{text} is not UTF-8: byte 23 "):
+        bench.bench_prep(text=text, vocabulary=vocabulary, megabytes=[0.001])

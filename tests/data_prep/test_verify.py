@@ -207,6 +207,12 @@ class TestSamples:
         report = check(tmp_path)
         assert report.code == 1 and report.wrong[0].startswith(f"{path}: {told}")
 
+    def test_a_link_to_nothing_is_a_missing_file(self, tmp_path: Path, check: Verify) -> None:
+        write_fixed(tmp_path / "part_0_of_2.hdf5", make_samples([30, 20]))
+        (tmp_path / "part_1_of_2.hdf5").symlink_to(tmp_path / "gone.hdf5")
+        report = check(tmp_path)
+        assert report.code == 1 and report.wrong == [f"{tmp_path / 'part_1_of_2.hdf5'} is missing; copy it again."]
+
     def test_rows_damaged_by_the_published_converter(self, tmp_path: Path, check: Verify) -> None:
         samples = make_samples([20, 127, 300, 512])
         write_variable(tmp_path / "part_0_of_2.hdf", samples)
