@@ -174,6 +174,7 @@ def find_shards(path: str | Path) -> list[Path]:
         if path.is_file():
             return [path]
         is_folder = path.is_dir()
+        items = sorted(path.iterdir()) if is_folder else []
     except OSError as error:
         raise UserError(f"the data path {path} cannot be read: {error.strerror}; give another.") from None
     if not is_folder:
@@ -181,7 +182,7 @@ def find_shards(path: str | Path) -> list[Path]:
         raise UserError(f"the data path {path} {wrong}; give a folder of shards or one shard file.")
     if (path / ".unfinished").is_dir() and not (path / "manifest.json").exists():
         raise UserError(f"the step that writes {path} is not finished; run its command again, or give another folder.")
-    names = sorted(item.name for item in path.iterdir() if not item.is_dir() and not item.name.startswith("."))
+    names = [item.name for item in items if not item.is_dir() and not item.name.startswith(".")]
     found = [name for name in names if Path(name).suffix in _SUFFIXES or _NUMBERED.fullmatch(name)]
     _check_listed(path)
     if dangling := next((name for name in found if not (path / name).exists()), None):
