@@ -18,7 +18,9 @@ from bert_mlperf.comm.lanes import Lane, Pending
 from bert_mlperf.comm.reduction import Reduction
 from bert_mlperf.comm.wire import slices_of_buckets
 from bert_mlperf.optim.flat import FlatBuffers
+from bert_mlperf.optim.lamb import accurate_norm
 from bert_mlperf.optim.layout import TensorRange
+from bert_mlperf.optim.sharded_lamb import Reduced
 
 
 class GradientReduction:
@@ -33,7 +35,9 @@ class GradientReduction:
         self._wire = None if is_part else torch.empty(largest, dtype=wire_dtype, device=flat.weights.device)
         self._missing: list[set[str]] = []
         self._pending: list[Pending] = []
-        self._parts: list[Tensor] = []
+        sizes = [bucket.size // flat.layout.num_shards for bucket in flat.layout.buckets]
+        self._parts = [torch.empty(size, dtype=torch.float32, device=flat.weights.device) for size in sizes]
+        self._norms: list[Tensor] = []
         self._sums: list[tuple[str, Tensor]] = []
         self._is_open = False
 
@@ -46,20 +50,20 @@ class GradientReduction:
         """Called before the last backward of a step: the gradients that it completes may be reduced."""
         assert not self._is_open and not self._pending, "the step before was not finished"
         self._missing = [set(bucket.parameters) for bucket in self._flat.layout.buckets]
-        self._sums = []
+        self._sums, self._norms = [], []
         self._is_open = True
 
-    def finish(self) -> list[Tensor]:
-        """This rank's part of each bucket (fp32), now the caller's. Buckets with parameters that got no gradient are
-        reduced now (theirs are zero)."""
+    def finish(self) -> Reduced:
+        """The sum over all ranks; what it holds may be overwritten until the next `open`. Buckets with parameters that
+        got no gradient are reduced now (theirs are zero)."""
         assert self._is_open
         self._submit(lambda missing: True)
         self._is_open = False
         for pending in self._pending:
             pending.wait()
         assert len(self._pending) == len(self._flat.layout.buckets), "every bucket is reduced once"
-        parts, self._pending, self._parts = self._parts, [], []
-        return parts
+        self._pending = []
+        return Reduced(self._parts, torch.stack(self._norms).double().square().sum())
 
     def not_finite(self, ranges: Sequence[TensorRange]) -> list[str]:
         """Names of the tensors in whose parameters this rank's own gradient held Inf or NaN in the last step."""
@@ -79,18 +83,17 @@ class GradientReduction:
         buckets = self._flat.layout.buckets
         while len(self._pending) < len(buckets) and is_ready(self._missing[len(self._pending)]):
             number = len(self._pending)
-            size = buckets[number].size // self._flat.layout.num_shards
-            self._parts.append(torch.empty(size, dtype=torch.float32, device=self._flat.weights.device))
-            work = partial(self._reduce, number, self._parts[-1])
+            work = partial(self._reduce, number)
             self._pending.append(self._lane.submit(work, name=f"reduce {number}"))
 
-    def _reduce(self, number: int, part: Tensor) -> None:
+    def _reduce(self, number: int) -> None:
         gradients = self._flat.take_gradients(self._flat.layout.buckets[number])
         for piece in self._slices[number]:
-            target = part[piece.start : piece.end]
+            target = self._parts[number][piece.start : piece.end]
             wire = target if self._wire is None else self._wire[: target.numel() * self._flat.layout.num_shards]
             self._sums += piece.fill(wire, gradients)
             self._reduction.reduce(wire, target)
+            self._norms.append(accurate_norm(target))  # while it is in the cache
 
 
 class WeightGather:

@@ -39,6 +39,18 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Reduced:
+    """This rank's part of each bucket of the gradient, summed over all ranks (fp32, 1-dimensional)."""
+
+    parts: Sequence[Tensor]
+    squares: Tensor  # float64, 0-dimensional: the sum of the squares of all of it
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor]) -> "Reduced":
+        return cls(parts, torch.stack([accurate_norm(part) for part in parts]).double().square().sum())
+
+
+@dataclass(frozen=True)
 class Block:
     """Elements `here` of the shard, `there` of the shard's part of a bucket, and what they hold of the tensors."""
 
@@ -80,23 +92,24 @@ class ShardedLamb:
         self._sum_over_shards = sum_over_shards
         self._can_skip = can_skip
 
-    def step(self, gradient: Sequence[Tensor], *, scale: Tensor | float = 1.0) -> Update:
-        """One update. `gradient` (fp32, the shard's part of each bucket summed over all ranks, times the loss scale
-        `scale`) is overwritten by the directions of the update."""
-        norm = self._global_norm(gradient) / scale
+    def step(self, gradient: Reduced, *, scale: Tensor | float = 1.0) -> Update:
+        """One update. The parts of `gradient` (times the loss scale `scale`) are overwritten by the directions of the
+        update."""
+        norm = self._global_norm(gradient.squares) / scale
         is_finite = norm.isfinite()
         keep = is_finite if self._can_skip else torch.ones_like(is_finite)
         rate = learning_rate(self.updates, self.recipe)
         clip = torch.where(is_finite, CLIP_NORM / norm.clamp(min=CLIP_NORM), 0.0) / scale
-        correction, squares = self._directions(gradient, clip, keep)
-        self._apply(gradient, torch.where(keep, -rate, 0.0) * correction * self._trust_ratios(squares, correction))
+        correction, squares = self._directions(gradient.parts, clip, keep)
+        self._apply(
+            gradient.parts, torch.where(keep, -rate, 0.0) * correction * self._trust_ratios(squares, correction)
+        )
         return Update(gradient_norm=norm, learning_rate=rate, skipped=~keep)
 
-    def _global_norm(self, gradient: Sequence[Tensor]) -> Tensor:
-        norms = [accurate_norm(gradient[block.bucket][block.there]) for block in self._blocks]
-        squared = torch.stack(norms).double().square().sum()
-        self._sum_over_shards(squared)
-        return squared.sqrt().float()
+    def _global_norm(self, squares: Tensor) -> Tensor:
+        squares = squares.clone()
+        self._sum_over_shards(squares)
+        return squares.sqrt().float()
 
     def _directions(self, gradient: Sequence[Tensor], clip: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Advances moments and count, and replaces the gradient by z; c, and |w|^2 and |z|^2 of this shard's part of

@@ -11,7 +11,7 @@ from bert_mlperf.model.bert import BertForPreTraining, build_model
 from bert_mlperf.model.tensors import tensor_specs
 from bert_mlperf.optim.flat import FlatBuffers
 from bert_mlperf.optim.layout import FlatLayout, make_layout
-from bert_mlperf.optim.sharded_lamb import ShardedLamb
+from bert_mlperf.optim.sharded_lamb import Reduced, ShardedLamb
 from bert_mlperf.train.setup import tensor_range
 from tests.train.small import small_model, small_run
 
@@ -92,7 +92,9 @@ def test_nothing_else_is_held_after_a_step(precision, num_shards):
     before = alive()
     model = build_model(MIDDLE, seed=1)
     flat, lamb = optimizer_of(model, num_shards, precision, accumulation_steps=2)
-    lamb.step([torch.full((bucket.size // num_shards,), 1e-3) for bucket in flat.layout.buckets])
+    parts = [torch.full((bucket.size // num_shards,), 1e-3) for bucket in flat.layout.buckets]
+    lamb.step(Reduced.of(parts))
+    del parts
     new = {key: size for key, size in alive().items() if key not in before}
     gradients = 0 if flat.accumulated is None else flat.accumulated.nbytes
     wanted = expected(MIDDLE, num_shards, precision)
