@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_mlperf.bench.hosts import COUNTERS, emulated_hosts, why_not
-from bert_mlperf.bench.machine import machine, say, wide_console
+from bert_mlperf.bench.machine import Disturbance, machine, say, wide_console
 from bert_mlperf.bench.ranks import run_on_hosts, run_on_loopback
 from bert_mlperf.bench.traffic import bytes_sent
 from bert_mlperf.comm.choose import Candidate, Exchange, choose, close_groups
@@ -55,7 +55,8 @@ def bench_comm(*, mbit: Sequence[float], hosts: int, ranks: int, megabytes: floa
     console = wide_console()
     gradients = round(megabytes * 1e6 / 4) * 4
     job = {"ranks_per_host": ranks, "gradients": gradients}
-    console.print(f"{gradients / 1e6:.1f} MB of gradients, fp32, {hosts} hosts x {ranks} ranks; {machine()}\n")
+    console.print(f"{gradients / 1e6:.1f} MB of gradients, fp32, {hosts} hosts x {ranks} ranks\n")
+    disturbance = Disturbance()
     for speed in mbit:
         with emulated_hosts(hosts, mbit=speed) as emulated:
             say(f"{hosts} hosts x {ranks} ranks, {speed:g} Mbit/s")
@@ -81,7 +82,7 @@ def bench_comm(*, mbit: Sequence[float], hosts: int, ranks: int, megabytes: floa
     share = max(sent) / ((world - 1) / world * gradients)
     console.print(
         f"flat's reduce-scatter, {world} hosts x 1 rank: a rank sends at most {max(sent) / 1e6:.2f} MB, {share:.3f} x "
-        f"(n-1)/n of the gradients"
+        f"(n-1)/n of the gradients\n{machine(disturbance)}"
     )
 
 

@@ -5,7 +5,6 @@ be for reduction to take as long as backward. Both ways have the same buckets an
 what an ideal overlap would take.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from bert_mlperf.bench.hosts import Host, emulated_hosts, set_link
-from bert_mlperf.bench.machine import machine, say, wide_console
+from bert_mlperf.bench.machine import Disturbance, machine, say, wide_console
 from bert_mlperf.bench.parts import Parts, parts_of_steps, seconds_of
 from bert_mlperf.bench.ranks import run_on_hosts
 from bert_mlperf.errors import UserError
@@ -66,6 +65,7 @@ def bench_overlap(*, hosts: int, ranks: int, steps: int, turns: int, mbit: float
         )
     if mbit is not None and not 1 <= mbit <= 100_000:
         raise UserError(f"--mbit is {mbit:g}, expected a speed from 1 to 100,000 Mbit/s; give another.")
+    disturbance = Disturbance()
     with emulated_hosts(hosts, mbit=mbit or FIRST_MBIT) as emulated:
         speed = calibrate(emulated, ranks) if mbit is None else mbit
         jobs = measure(emulated, ranks, steps, turns)
@@ -75,7 +75,7 @@ def bench_overlap(*, hosts: int, ranks: int, steps: int, turns: int, mbit: float
         folder.mkdir(parents=True, exist_ok=True)
         write_trace(folder, job.one_step())
         say(str(draw_timeline(folder, job.one_step(), title=f"a step {name} overlap, {title}")))
-    show([job for job in jobs if not job.overlap], [job for job in jobs if job.overlap], title)
+    show([job for job in jobs if not job.overlap], [job for job in jobs if job.overlap], title, machine(disturbance))
 
 
 def calibrate(hosts: Sequence[Host], ranks: int) -> float:
@@ -98,9 +98,10 @@ def measure(hosts: Sequence[Host], ranks: int, steps: int, turns: int) -> list[J
     jobs = []
     for _ in range(turns):
         for overlap in (False, True):
+            disturbance = Disturbance()
             job = run_job(hosts, ranks, steps=steps, overlap=overlap)
-            load = os.getloadavg()[0]
-            say(f"overlap {'on' if overlap else 'off'}: {median(job.seconds):.3f} s a step, load {load:.1f}")
+            others = f"other processes took {100 * disturbance.share():.0f}% of the cores"
+            say(f"overlap {'on' if overlap else 'off'}: {median(job.seconds):.3f} s a step, {others}")
             jobs.append(job)
     assert len({(job.losses, job.checksum) for job in jobs}) == 1, "results differ with and without overlap"
     return jobs
@@ -123,7 +124,7 @@ def job_of(results: Sequence[dict[str, Any]], *, overlap: bool) -> Job:
     )
 
 
-def show(off: Sequence[Job], on: Sequence[Job], title: str) -> None:
+def show(off: Sequence[Job], on: Sequence[Job], title: str, machine: str) -> None:
     """Prints the table and what it comes to."""
     console = wide_console()
     steps = {job.overlap: [s for j in jobs for s in j.seconds] for jobs in (off, on) for job in jobs[:1]}
@@ -145,7 +146,7 @@ def show(off: Sequence[Job], on: Sequence[Job], title: str) -> None:
         f"ideal, max(forward, gather) + max(backward, reduce) + update + other: "
         f"{median(p.ideal for p in parts) / without:.3f}\n"
         f"the same where a bucket waits for its gradients: {median(p.scheduled for p in parts) / without:.3f}\n"
-        f"losses and weights are bit-equal with and without overlap, {len(off[0].losses)} steps; {machine()}"
+        f"losses and weights are bit-equal with and without overlap, {len(off[0].losses)} steps\n{machine}"
     )
 
 

@@ -18,7 +18,7 @@ from bert_mlperf.train.setup import shard_state, synthetic_samples
 from bert_mlperf.train.step import train_step
 
 LAYERS, HIDDEN, VOCABULARY, HEADS = 12, 512, 4096, 8
-LENGTH, MICRO_BATCH = 128, 4  # tokens of a sample, samples of a rank
+LENGTH, MICRO_BATCH = 128, 8  # tokens of a sample, samples of a rank
 BUCKET_MIB = 8.0
 WARM_UP = 2  # steps
 

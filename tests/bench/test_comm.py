@@ -18,12 +18,13 @@ GRADIENTS = 3_000_000
 @pytest.mark.parametrize(
     ("strategy", "hosts", "ranks", "megabytes"),
     [
-        ("flat", 2, 2, 33.6 + 25.2),
+        ("flat", 2, 2, 33.6 + 33.6),
         ("node", 2, 2, 50.4),
         ("hierarchical", 2, 2, 33.6),
         ("flat", 4, 1, 25.2 + 25.2),
         ("node", 4, 1, 50.4),
         ("hierarchical", 4, 1, 50.4),
+        ("flat", 8, 8, 2 * 7 * 33.6),
         ("hierarchical", 8, 8, 58.8),
     ],
 )
