@@ -1,5 +1,7 @@
 """When a run ends: at the first evaluation that reaches the target, or at the last point."""
 
+from pathlib import Path
+
 import pytest
 
 from bert_mlperf.mlperf.log import MlperfLog
@@ -7,6 +9,7 @@ from bert_mlperf.report.metrics import MetricsWriter
 from bert_mlperf.report.progress import Progress
 from bert_mlperf.train.evaluate import Accuracy
 from bert_mlperf.train.loop import Outcome, TrainLoop
+from bert_mlperf.train.trace import StepTrace
 
 
 class Samples:
@@ -27,7 +30,8 @@ class ScriptedLoop(TrainLoop):
 
 def run(script: list[int], target: float | None) -> Outcome:
     progress = Progress(total_samples=30, target=target, active=False)
-    loop = ScriptedLoop(Samples(), [], [], MlperfLog(None), MetricsWriter(None), progress, report_every_s=1)
+    trace = StepTrace(None, Path())
+    loop = ScriptedLoop(Samples(), [], [], MlperfLog(None), MetricsWriter(None), progress, 1.0, trace)
     loop.script = script
     return loop.run([10, 20, 30], target)
 
