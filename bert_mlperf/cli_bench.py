@@ -22,6 +22,7 @@ def add_bench(commands: Any) -> None:
     )
     _add_comm(subjects)
     _add_overlap(subjects)
+    _add_peers(subjects)
 
 
 def _add_comm(subjects: Any) -> None:
@@ -54,6 +55,19 @@ def _add_overlap(subjects: Any) -> None:
     )
 
 
+def _add_peers(subjects: Any) -> None:
+    peers = subjects.add_parser("peers", help="a training step beside torch's DDP with ZeRO and FSDP2, 2 ranks")
+    for name, default, what in (
+        ("layers", 4, "encoder layers"),
+        ("hidden", 512, "width of the model"),
+        ("vocabulary", 30_522, "tokens"),
+        ("samples", 2, "samples of one rank in a step"),
+        ("rounds", 7, "measured turns of each way"),
+        ("steps", 3, "steps of a turn"),
+    ):
+        peers.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)")
+
+
 def run_bench(options: argparse.Namespace) -> int:
     """Runs one benchmark and returns its exit code."""
     from bert_mlperf.train.stop import raising_when_stopped
@@ -75,6 +89,12 @@ def run_bench(options: argparse.Namespace) -> int:
                 mbit=options.mbit,
                 out=options.out,
             )
+    elif options.subject == "peers":
+        from bert_mlperf.bench.peers import Settings, bench_peers
+
+        fields = ("layers", "hidden", "vocabulary", "samples", "rounds", "steps")
+        with raising_when_stopped():
+            bench_peers(Settings(**{name: getattr(options, name) for name in fields}))
     else:
         from bert_mlperf.data_prep.bench import bench_prep
 
