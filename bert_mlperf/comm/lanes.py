@@ -5,6 +5,7 @@ lane does the work at once. What is handed in must use communicators that no oth
 """
 
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -42,28 +43,43 @@ class Lane:
             work()
 
 
+_Work = tuple[Future[None], Callable[[], None]]
+_PATIENCE_S = 0.5
+
+
 class _Thread:
-    """Does what is handed in, one after the other. It never keeps the process from ending: a collective whose other
-    ranks are gone would hold it until the timeout."""
+    """Does what is handed in, one after the other. It ends when nobody holds it any more, at the latest with the
+    process, and never keeps that from ending: a collective whose other ranks are gone would hold it until the
+    timeout."""
 
     def __init__(self, name: str) -> None:
-        self._work: SimpleQueue[tuple[Future[None], Callable[[], None]]] = SimpleQueue()
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        thread = threading.Thread(target=_serve, args=(self._work,), name=name, daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, thread, self._work)
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
         future: Future[None] = Future()
         self._work.put((future, work))
         return future
 
-    def _serve(self) -> None:
-        while True:
-            future, work = self._work.get()
-            try:
-                work()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
+
+def _serve(queue: "SimpleQueue[_Work | None]") -> None:
+    while (item := queue.get()) is not None:
+        future, work = item
+        try:
+            work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+        del item, future, work  # what was handed in holds the lane, and with it this thread
+
+
+def _end(thread: threading.Thread, queue: "SimpleQueue[_Work | None]") -> None:
+    queue.put(None)
+    if thread is not threading.current_thread():
+        thread.join(_PATIENCE_S)
 
 
 @dataclass

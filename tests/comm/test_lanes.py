@@ -1,5 +1,6 @@
 """Lanes: work is done in order, beside the caller, and its errors arrive where they are waited for."""
 
+import gc
 import threading
 import time
 
@@ -73,3 +74,14 @@ def test_the_recorder_notes_what_is_done_while_it_is_on() -> None:
     assert spans[0].end - spans[0].start >= 0.02 and spans[0].end <= spans[1].start
     recorder.start()
     assert recorder.stop() == []
+
+
+def test_the_thread_ends_with_the_lane() -> None:
+    before = set(threading.enumerate())
+    lane = make_lane()
+    lane.submit(lambda: None, name="reduce 0").wait()
+    (thread,) = set(threading.enumerate()) - before
+    del lane
+    gc.collect()
+    thread.join(timeout=10)
+    assert not thread.is_alive()

@@ -161,7 +161,7 @@ def test_a_signal_before_the_ranks_start_leaves_nothing(
     def inspect_shards(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("bert_mlperf.data.shards.inspect_shards", inspect_shards)
+    monkeypatch.setattr("bert_mlperf.launch_data.inspect_shards", inspect_shards)
     assert main(["launch", str(tmp_path / "tiny.json"), "--results", str(tmp_path / "results")]) == 143
     assert capsys.readouterr().err.endswith("\nstopped by SIGTERM\n")
     assert launching.snapshot(tmp_path) == before
