@@ -64,9 +64,11 @@ class LayoutWriter(ABC):
         whole = False
         try:
             with self._failures():
-                if kind is None:
-                    self._finish()
-                self._close()
+                try:
+                    if kind is None:
+                        self._finish()
+                finally:
+                    self._close()  # HDF5 crashes with the process if a file is left open
             whole = kind is None
         finally:
             if not whole:

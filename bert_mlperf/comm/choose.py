@@ -158,7 +158,7 @@ def choose(
 
 def close_groups(groups: Groups) -> None:
     """Gives the communicators back."""
-    for group in (groups.world, groups.shard, groups.replica):
+    for group in dict.fromkeys((groups.world, groups.shard, groups.replica)):
         if group is not None:
             dist.destroy_process_group(group)
 

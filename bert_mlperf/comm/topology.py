@@ -62,7 +62,8 @@ class Groups:
 
 def open_groups(topology: Topology, *, timeout_s: float, sharp: SharpRequest | None = None) -> Groups:
     """New communicators, whose collectives raise after `timeout_s` seconds; every rank calls this, as often as all
-    others, and makes all of them in one order. The one that `sharp` names asks for SHARP, the others do not."""
+    others, and makes all of them in one order. The one that `sharp` names asks for SHARP, the others do not. A shard
+    group of all ranks is the world group."""
     kinds = {
         "world": [list(range(topology.world_size))],
         "shard": topology.shard_groups(),
@@ -70,13 +71,23 @@ def open_groups(topology: Topology, *, timeout_s: float, sharp: SharpRequest | N
     }
     opened: dict[str, dist.ProcessGroup | None] = {}
     for kind, groups in kinds.items():
-        if sharp is not None and sharp.kind == kind:
+        if kind == "shard" and topology.num_replicas == 1:
+            opened[kind] = opened["world"]
+        elif sharp is not None and sharp.kind == kind:
             with sharp.applied(timeout_s=timeout_s) as options:
                 opened[kind] = _own_group(groups, topology.rank, timeout_s, options)
                 sharp.first_use(opened[kind])
         else:
             opened[kind] = _own_group(groups, topology.rank, timeout_s)
     return Groups(**opened)
+
+
+def step_groups(topology: Topology, *, timeout_s: float) -> Groups:
+    """The communicators of the step itself, which is no lane: the default group where that is the shard group."""
+    if topology.num_replicas == 1:
+        everyone = dist.group.WORLD if topology.world_size > 1 else None
+        return Groups(world=everyone, shard=everyone, replica=None)
+    return open_groups(topology, timeout_s=timeout_s)
 
 
 def _own_group(groups: list[list[int]], rank: int, timeout_s: float, options: Any = None) -> dist.ProcessGroup | None:

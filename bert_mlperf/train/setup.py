@@ -15,7 +15,7 @@ from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.comm.recorder import GATHER, REDUCE, Recorder
 from bert_mlperf.comm.reduction import WIRE_DTYPES, Reduction
 from bert_mlperf.comm.sharp import SharpRequest
-from bert_mlperf.comm.topology import Topology, open_groups
+from bert_mlperf.comm.topology import Groups, Topology, open_groups, step_groups
 from bert_mlperf.config.sharding import ShardingPlan, sharding_plan
 from bert_mlperf.config.system import Run
 from bert_mlperf.data.loader import Loader, StepSamples, evaluation_samples
@@ -105,8 +105,8 @@ def shard_state(
         accumulation_steps=run.gradient_accumulation_steps,
     )
 
-    def reduction(sharp: SharpRequest | None = None) -> Reduction:
-        return Reduction(topology, open_groups(topology, timeout_s=run.timeout_s, sharp=sharp), strategy=plan.strategy)
+    def reduction(groups: Groups) -> Reduction:
+        return Reduction(topology, groups, strategy=plan.strategy)
 
     optimizer = ShardedLamb(
         layout,
@@ -114,14 +114,15 @@ def shard_state(
         run.recipe,
         shard=topology.shard,
         weights=flat.shard_parts,
-        sum_over_shards=reduction().sum_over_shards,
+        sum_over_shards=reduction(step_groups(topology, timeout_s=run.timeout_s)).sum_over_shards,
         can_skip=run.precision == "fp16",
     )
     recorder = Recorder(device)
     lanes = [Lane(name, device, overlap=plan.overlap, recorder=recorder) for name in (REDUCE, GATHER)]
-    gradients = GradientReduction(flat, reduction(sharp), lanes[0], wire_dtype=WIRE_DTYPES[plan.wire])
+    of_gradients = reduction(open_groups(topology, timeout_s=run.timeout_s, sharp=sharp))
+    gradients = GradientReduction(flat, of_gradients, lanes[0], wire_dtype=WIRE_DTYPES[plan.wire])
     gradients.watch(dict(model.named_parameters()))
-    weights = WeightGather(flat, reduction(), lanes[1])
+    weights = WeightGather(flat, reduction(open_groups(topology, timeout_s=run.timeout_s)), lanes[1])
     weights.watch(model.units())
     scale = LossScale(device, dynamic=run.precision == "fp16")
     return TrainState(model, flat, optimizer, gradients, weights, control, device, scale, recorder)
