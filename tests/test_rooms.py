@@ -22,7 +22,7 @@ ALLOWED = {
     "train": {
         "errors", "config", "data", "kernels", "model", "optim", "comm", "checkpoint", "mlperf", "report", "train",
     },
-    "bench": {"errors", "config", "data", "model", "optim", "comm", "train", "report", "bench"},
+    "bench": {"errors", "ranks", "config", "data", "model", "optim", "comm", "train", "report", "bench"},
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ weights; if their losses do not agree, nothing is compared.
 """
 
 import multiprocessing
+import os
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from bert_mlperf.bench.peer_ranks import BUILDERS, TIMEOUT_S, Memory, Round, ser
 from bert_mlperf.config.model import ModelConfig
 from bert_mlperf.config.system import Run
 from bert_mlperf.errors import UserError
+from bert_mlperf.ranks import ENVIRONMENT
 
 WORLD_SIZE = 2
 OURS, COMPUTE = "ours", "compute only"
@@ -37,7 +39,7 @@ class Settings:
     hidden: int = 512
     vocabulary: int = 30_522
     samples: int = 2  # of one rank in a step
-    max_length: int = 512
+    max_length: int = 128
     rounds: int = 7
     steps: int = 3  # of a round
 
@@ -120,6 +122,7 @@ def measure(settings: Settings) -> dict[str, Result]:
 @contextmanager
 def started(run: Run) -> Iterator[dict[str, list[Connection]]]:
     """The ranks of all ways, by name; killed when the block is left."""
+    os.environ.update(ENVIRONMENT | os.environ)  # what the launcher gives its ranks, for all ways alike
     context = multiprocessing.get_context("spawn")
     ranks: dict[str, list[Connection]] = {name: [] for name in BUILDERS}
     processes = []

@@ -13,6 +13,7 @@ from typing import Any
 
 from bert_mlperf.bench.hosts import INTERFACE, Host
 from bert_mlperf.errors import UserError
+from bert_mlperf.ranks import ENVIRONMENT
 from bert_mlperf.train.stop import LAUNCHER
 
 _PORT = 29400  # inside a namespace every port is free
@@ -49,16 +50,19 @@ def _run(
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank, (_, interface, command) in enumerate(places):
-                environment = os.environ | {
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank % ranks_per_host),
-                    "WORLD_SIZE": str(len(places)),
-                    "MASTER_ADDR": master,
-                    "MASTER_PORT": str(port),
-                    "GLOO_SOCKET_IFNAME": interface,
-                    LAUNCHER: str(os.getpid()),
-                    "OMP_NUM_THREADS": "1",
-                }
+                environment = (
+                    ENVIRONMENT
+                    | os.environ
+                    | {
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank % ranks_per_host),
+                        "WORLD_SIZE": str(len(places)),
+                        "MASTER_ADDR": master,
+                        "MASTER_PORT": str(port),
+                        "GLOO_SOCKET_IFNAME": interface,
+                        LAUNCHER: str(os.getpid()),
+                    }
+                )
                 files = [f"{folder}/{rank}.{kind}" for kind in ("job", "result", "log")]
                 Path(files[0]).write_text(json.dumps({"function": function, "arguments": arguments}))
                 line = command([sys.executable, "-m", "bert_mlperf.bench.rank", files[0], files[1]])

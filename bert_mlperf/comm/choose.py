@@ -97,11 +97,9 @@ class Exchange:
         self, layout: FlatLayout, reduction: Reduction, device: torch.device, *, wire: torch.dtype, weights: torch.dtype
     ) -> None:
         """Gradients have dtype `wire`, gathered weights `weights`."""
-        self._layout, self._reduction = layout, reduction
+        self._layout, self._reduction, self._wire_dtype = layout, reduction, wire
         self._slices = slices_of_buckets(layout, device)
-        largest = max(s.end - s.start for of_bucket in self._slices for s in of_bucket) * layout.num_shards
         bucket = max(bucket.size for bucket in layout.buckets)
-        self._wire = torch.zeros(largest, dtype=wire, device=device)
         self._part = torch.zeros(bucket // layout.num_shards, device=device)
         self._weights = torch.zeros(bucket, dtype=weights, device=device)
 
@@ -109,7 +107,7 @@ class Exchange:
         for of_bucket in self._slices:
             for piece in of_bucket:
                 target = self._part[piece.start : piece.end]
-                self._reduction.reduce(self._wire[: target.numel() * self._layout.num_shards], target)
+                self._reduction.reduce(self._reduction.wire(target, self._wire_dtype).zero_(), target)
 
     def gather(self) -> None:
         for bucket in reversed(self._layout.buckets):
@@ -158,7 +156,7 @@ def choose(
 
 def close_groups(groups: Groups) -> None:
     """Gives the communicators back."""
-    for group in dict.fromkeys((groups.world, groups.shard, groups.replica)):
+    for group in dict.fromkeys(groups.communicators().values()):
         if group is not None:
             dist.destroy_process_group(group)
 

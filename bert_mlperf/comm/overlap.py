@@ -30,9 +30,7 @@ class GradientReduction:
         self._flat, self._reduction, self._lane = flat, reduction, lane
         self._bucket_of = {name: i for i, b in enumerate(flat.layout.buckets) for name in b.parameters}
         self._slices = slices_of_buckets(flat.layout, flat.weights.device)
-        largest = max(s.end - s.start for of_bucket in self._slices for s in of_bucket) * flat.layout.num_shards
-        is_part = flat.layout.num_shards == 1 and wire_dtype == torch.float32
-        self._wire = None if is_part else torch.empty(largest, dtype=wire_dtype, device=flat.weights.device)
+        self._wire_dtype = wire_dtype
         self._missing: list[set[str]] = []
         self._pending: list[Pending] = []
         sizes = [bucket.size // flat.layout.num_shards for bucket in flat.layout.buckets]
@@ -90,7 +88,7 @@ class GradientReduction:
         gradients = self._flat.take_gradients(self._flat.layout.buckets[number])
         for piece in self._slices[number]:
             target = self._parts[number][piece.start : piece.end]
-            wire = target if self._wire is None else self._wire[: target.numel() * self._flat.layout.num_shards]
+            wire = self._reduction.wire(target, self._wire_dtype)
             self._sums += piece.fill(wire, gradients)
             self._reduction.reduce(wire, target)
             self._norms.append(accurate_norm(target))  # while it is in the cache

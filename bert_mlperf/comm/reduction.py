@@ -8,7 +8,8 @@ Legend: W ranks, S ranks of a shard group, R = W / S replicas, P elements of a b
 
 Sums only: gradients arrive divided by counts of the global batch. What is sent has the wire dtype, what is added up
 here is fp32 in the order of the ranks. gloo's own reduce-scatter sends as much as its all-reduce; sending each rank its
-part and adding them up here sends half of that. Its gather copies more than it sends, so parts are sent there too.
+part and adding them up here sends half of that. Its gather copies more than it sends, so parts are sent there too; or,
+between ranks of one host, not sent at all (comm/shared_memory.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bert_mlperf.comm.shared_memory import SLOT, SharedSlots
 from bert_mlperf.comm.topology import Groups, Topology
 
 STRATEGIES = ("flat", "node", "hierarchical")
@@ -36,16 +38,26 @@ class Reduction:
         self.topology = topology
         self.strategy = strategy
         self._groups = groups
-        self._received = torch.empty(0)  # of the other ranks; kept, for new memory is slow
+        self._kept: dict[str, Tensor] = {}  # for new memory is slow
+
+    def wire(self, part: Tensor, dtype: torch.dtype) -> Tensor:
+        """Memory (whatever it holds) of the bucket that `reduce` sums into `part`: [part.numel() * S] of `dtype`, valid
+        until the next call. One shard in fp32 is its part."""
+        if self.topology.shard_group_size == 1 and dtype == part.dtype:
+            return part
+        numel = part.numel() * self.topology.shard_group_size
+        if self._groups.slots is not None and self.strategy != "node":
+            return self._groups.slots.own(numel, dtype)
+        return self._room("wire", numel, dtype, part.device)
 
     def reduce(self, bucket: Tensor, part: Tensor) -> None:
-        """`part` (fp32 [size / S]) becomes this rank's part of the sum of all ranks' `bucket` (wire dtype [size], maybe
-        overwritten)."""
+        """`part` (fp32 [size / S]) becomes this rank's part of the sum of all ranks' `bucket` (wire dtype [size], made
+        by `wire`, maybe overwritten)."""
         if self.strategy == "node":
             _all_reduce(bucket, self._groups.world)
             _copy(part, bucket.view(self.topology.shard_group_size, -1)[self.topology.shard])
             return
-        self._reduce_scatter(bucket, part, self._groups.shard)
+        self._reduce_scatter(bucket, part)
         if self.topology.num_replicas > 1:
             wire = part.to(bucket.dtype)  # the same storage for an fp32 wire
             _all_reduce(wire, self._groups.replica)
@@ -54,38 +66,45 @@ class Reduction:
     def gather(self, part: Tensor, bucket: Tensor) -> None:
         """`bucket` [size] becomes the parts of all ranks of the shard group, `part` [size / S] this rank's one."""
         group = self._groups.shard
-        if group is None:
-            _copy(bucket, part)
-        elif dist.get_backend(group) == "nccl":
+        parts, own = bucket.view(self.topology.shard_group_size, -1), self.topology.shard
+        if group is not None and dist.get_backend(group) == "nccl":
             _all_gather_single(bucket, part, group=group)
-        else:
-            parts, own = bucket.view(self.topology.shard_group_size, -1), self.topology.shard
+            return
+        if self._groups.slots is not None:
+            _hand_out(part, parts, own, self._groups.slots)
+        elif group is not None:
             _exchange({rank: part for rank in range(len(parts))}, dict(enumerate(parts)), own, group)
-            _copy(parts[own], part)
+        _copy(parts[own], part)
 
     def sum_over_shards(self, values: Tensor) -> None:
         """Replaces `values` by their sum over the shard group."""
         _all_reduce(values, self._groups.shard)
 
-    def _reduce_scatter(self, bucket: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> None:
+    def _reduce_scatter(self, bucket: Tensor, part: Tensor) -> None:
+        group, slots, own = self._groups.shard, self._groups.slots, self.topology.shard
+        sent = bucket.view(-1, part.numel())
         if group is None:
             _copy(part, bucket)
         elif dist.get_backend(group) == "nccl":
             summed = torch.empty_like(bucket[: part.numel()])
             _reduce_scatter_single(summed, bucket, op=dist.ReduceOp.SUM, group=group)
             part.copy_(summed)
+        elif slots is not None:
+            _add_up(part, [filled.view_as(sent)[own] for filled in slots.swap(bucket.numel(), bucket.dtype)])
         else:
-            sent, own = bucket.view(-1, part.numel()), self.topology.shard
-            received = dict(enumerate(self._room_for(sent)))
+            received = dict(
+                enumerate(self._room("received", bucket.numel(), bucket.dtype, bucket.device).view_as(sent))
+            )
             _exchange(dict(enumerate(sent)), received, own, group)
             received[own] = sent[own]
             _add_up(part, [received[rank] for rank in range(len(sent))])
 
-    def _room_for(self, like: Tensor) -> Tensor:
-        """Memory in the shape and dtype of `like`, whatever it holds."""
-        if self._received.dtype != like.dtype or self._received.numel() < like.numel():
-            self._received = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
-        return self._received[: like.numel()].view(like.shape)
+    def _room(self, use: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory, [numel], whatever it holds: the same for all calls of one use."""
+        kept = self._kept.get(use)
+        if kept is None or kept.dtype != dtype or kept.numel() < numel:
+            kept = self._kept[use] = torch.empty(numel, dtype=dtype, device=device)
+        return kept[:numel]
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
@@ -107,6 +126,17 @@ def _exchange(sent: Mapping[int, Tensor], received: Mapping[int, Tensor], own: i
     for work in works:
         if work is not None:
             work.wait()
+
+
+def _hand_out(part: Tensor, parts: Tensor, own: int, slots: SharedSlots) -> None:
+    """`parts` [S, size / S] becomes the `part` of every rank but this one, as much at a time as a slot holds."""
+    most = SLOT // part.itemsize
+    for start in range(0, part.numel(), most):
+        piece = part[start : start + most]
+        slots.own(piece.numel(), part.dtype).copy_(piece)
+        for rank, filled in enumerate(slots.swap(piece.numel(), part.dtype)):
+            if rank != own:
+                parts[rank, start : start + most].copy_(filled)
 
 
 def _add_up(total: Tensor, parts: Sequence[Tensor]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from bert_mlperf.comm.shared_memory import SharedSlots, open_shared_slots
 from bert_mlperf.comm.sharp import SharpRequest
 from bert_mlperf.errors import UserError
 
@@ -52,12 +53,16 @@ class Topology:
 
 @dataclass(frozen=True)
 class Groups:
-    """Communicators of one rank, None where a group has one member. They belong to one lane of work: collectives of
-    another lane at the same time need communicators of their own."""
+    """Communicators of one rank, None where a group has one member, and the memory that the shard group shares where it
+    can. They belong to one lane of work: another lane at the same time needs its own."""
 
     world: dist.ProcessGroup | None
     shard: dist.ProcessGroup | None
     replica: dist.ProcessGroup | None
+    slots: SharedSlots | None = None
+
+    def communicators(self) -> dict[str, dist.ProcessGroup | None]:
+        return {"world": self.world, "shard": self.shard, "replica": self.replica}
 
 
 def open_groups(topology: Topology, *, timeout_s: float, sharp: SharpRequest | None = None) -> Groups:
@@ -79,7 +84,7 @@ def open_groups(topology: Topology, *, timeout_s: float, sharp: SharpRequest | N
                 sharp.first_use(opened[kind])
         else:
             opened[kind] = _own_group(groups, topology.rank, timeout_s)
-    return Groups(**opened)
+    return Groups(**opened, slots=open_shared_slots(opened["shard"]))
 
 
 def step_groups(topology: Topology, *, timeout_s: float) -> Groups:

@@ -28,7 +28,10 @@ class Embeddings(nn.Module):
         self.dropout = config.hidden_dropout_prob
 
     def forward(self, batch: Batch) -> Tensor:
-        x_TH = self.word(batch.input_ids_T) + self.token_type(batch.segment_ids_T) + self.position(batch.positions_T)
+        # the decoder, tied to them, makes a gradient of all rows; a sparse one of the tokens' rows is added to it
+        is_sparse = self.word.weight.device.type == "cpu"
+        word_TH = F.embedding(batch.input_ids_T, self.word.weight, sparse=is_sparse)
+        x_TH = word_TH + self.token_type(batch.segment_ids_T) + self.position(batch.positions_T)
         return F.dropout(self.norm(x_TH), self.dropout, self.training)
 
 

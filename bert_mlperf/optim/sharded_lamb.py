@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bert_mlperf.config.recipe import Recipe
-from bert_mlperf.optim.lamb import accurate_norm
+from bert_mlperf.optim.lamb import accurate_norm, norm_rows, num_rows
 from bert_mlperf.optim.layout import FlatLayout, TensorRange
 from bert_mlperf.optim.schedule import learning_rate
 
@@ -51,13 +51,22 @@ class Reduced:
 
 
 @dataclass(frozen=True)
+class BlockPiece:
+    """What a block holds of a tensor."""
+
+    number: int  # of the tensor
+    elements: slice  # of the block
+    rows: slice  # of the norms of rows; empty where the tensor is not adapted
+
+
+@dataclass(frozen=True)
 class Block:
     """Elements `here` of the shard, `there` of the shard's part of a bucket, and what they hold of the tensors."""
 
     bucket: int
     here: slice
     there: slice
-    pieces: tuple[tuple[int, slice], ...]  # number of the tensor, elements of the block
+    pieces: tuple[BlockPiece, ...]
 
 
 class ShardedLamb:
@@ -86,9 +95,10 @@ class ShardedLamb:
         size = BLOCK if device.type == "cpu" else max(1, layout.shard_size)
         self._blocks = blocks_of(layout, self.ranges, shard=shard, size=size)
         self._adapted = torch.tensor([r.adapted for r in self.ranges], device=device)
-        numbers = [number for block in self._blocks for number, _ in block.pieces]
-        adapted = [number for number in numbers if self.ranges[number].adapted]
-        self._adapted_numbers = torch.tensor(adapted, dtype=torch.int64, device=device)
+        lengths = row_counts(self._blocks)
+        self._held = torch.tensor(list(lengths), dtype=torch.int64, device=device)  # adapted tensors of the shard
+        self._lengths = torch.tensor(list(lengths.values()), dtype=torch.int64, device=device)
+        self._num_rows = sum(lengths.values())
         self._sum_over_shards = sum_over_shards
         self._can_skip = can_skip
 
@@ -122,17 +132,25 @@ class ShardedLamb:
         weight_1, weight_2 = (torch.where(keep, 1 - beta, 0.0) for beta in (recipe.beta_1, recipe.beta_2))
         numbers = [_number(x) for x in (clip, weight_1, weight_2, recipe.epsilon * root)]
         decay = _number(recipe.weight_decay / correction)
-        norms: tuple[list[Tensor], list[Tensor]] = ([], [])
+        rows = torch.empty(2, self._num_rows, device=clip.device)  # norms of weights and directions
         for block in self._blocks:
             z, w = gradient[block.bucket][block.there], self.weights[block.bucket][block.there]
             self._direction(z, self.first_moment[block.here], self.second_moment[block.here], *numbers)
-            for number, piece in block.pieces:
-                if self.ranges[number].adapted:
-                    _add_scaled(z[piece], w[piece], decay)
-                    norms[0].append(accurate_norm(w[piece]))
-                    norms[1].append(accurate_norm(z[piece]))
-        squares = [_sums_of_squares(some, self._adapted_numbers, len(self.ranges)) for some in norms]
-        return correction, torch.stack(squares)
+            for piece in block.pieces:
+                if self.ranges[piece.number].adapted:
+                    of_z, of_w = z[piece.elements], w[piece.elements]
+                    _add_scaled(of_z, of_w, decay)
+                    norm_rows(of_w, rows[0, piece.rows])
+                    norm_rows(of_z, rows[1, piece.rows])
+        return correction, self._squares_of_tensors(rows)
+
+    def _squares_of_tensors(self, rows: Tensor) -> Tensor:
+        """|w|^2 and |z|^2 of the shard, float64 [2, tensors], from norms of rows [2, rows]. Each is added up in one
+        order, so that all ranks with the same shard get the same."""
+        squares = torch.zeros(2, len(self.ranges), dtype=torch.float64, device=rows.device)
+        for into, norms in zip(squares, rows, strict=True):
+            into[self._held] = torch.segment_reduce(norms.double().square(), "sum", lengths=self._lengths)
+        return squares
 
     def _direction(
         self, g: Tensor, m: Tensor, v: Tensor, clip: Number, weight_1: Number, weight_2: Number, epsilon: Number
@@ -157,8 +175,8 @@ class ShardedLamb:
         numbers: Sequence[Number] = factors.tolist() if factors.device.type == "cpu" else list(factors.float())
         for block in self._blocks:
             z, w = directions[block.bucket][block.there], self.weights[block.bucket][block.there]
-            for number, piece in block.pieces:
-                _add_scaled(w[piece], z[piece], numbers[number])
+            for piece in block.pieces:
+                _add_scaled(w[piece.elements], z[piece.elements], numbers[piece.number])
 
     def reset(self) -> None:
         """Moments and count as at the start (after a warm-up)."""
@@ -167,22 +185,35 @@ class ShardedLamb:
 
 
 def blocks_of(layout: FlatLayout, ranges: Sequence[TensorRange], *, shard: int, size: int) -> list[Block]:
-    """The shard in blocks of at most `size` elements, none across buckets."""
-    blocks = []
+    """The shard in blocks of at most `size` elements, none across buckets; what is adapted has rows, one behind the
+    other."""
+    blocks, rows = [], 0
     for bucket, part in enumerate(layout.parts(shard)):
         length, found = part.end - part.start, []
-        for number, r in enumerate(ranges):
+        for number, r in sorted(enumerate(ranges), key=lambda item: item[1].start):
             low, high = max(r.start, part.start) - part.start, min(r.end, part.end) - part.start
             if low < high:
                 found.append((number, low, high))
         for start in range(0, length, size):
-            end = min(start + size, length)
-            pieces = [
-                (n, slice(max(a, start) - start, min(b, end) - start)) for n, a, b in found if a < end and b > start
-            ]
+            end, pieces = min(start + size, length), []
+            for number, a, b in found:
+                if a < end and b > start:
+                    elements = slice(max(a, start) - start, min(b, end) - start)
+                    used = num_rows(elements.stop - elements.start) if ranges[number].adapted else 0
+                    pieces.append(BlockPiece(number, elements, slice(rows, rows + used)))
+                    rows += used
             here = slice(part.shard_start + start, part.shard_start + end)
             blocks.append(Block(bucket, here, slice(start, end), tuple(pieces)))
     return blocks
+
+
+def row_counts(blocks: Sequence[Block]) -> dict[int, int]:
+    """How many rows each adapted tensor has, by number, in the order of the rows."""
+    counts: dict[int, int] = {}
+    for piece in (piece for block in blocks for piece in block.pieces):
+        if piece.rows.stop > piece.rows.start:
+            counts[piece.number] = counts.get(piece.number, 0) + piece.rows.stop - piece.rows.start
+    return counts
 
 
 def _number(x: Tensor) -> Number:
@@ -195,9 +226,3 @@ def _add_scaled(target: Tensor, values: Tensor, factor: Number) -> None:
         target.addcmul_(values, factor)
     else:
         target.add_(values, alpha=factor)
-
-
-def _sums_of_squares(norms: list[Tensor], numbers: Tensor, size: int) -> Tensor:
-    """Adds up the squares of `norms` by tensor number: float64 [size]."""
-    sums = torch.zeros(size, dtype=torch.float64, device=numbers.device)
-    return sums.index_add_(0, numbers, torch.stack(norms).double().square()) if norms else sums

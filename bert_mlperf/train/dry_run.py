@@ -142,7 +142,7 @@ def fake_ranks(rank: int, world_size: int) -> Iterator[None]:
 
 def group_ranks(topology: Topology) -> dict[str, list[int]]:
     """Ranks of the communicators of one lane, as they were opened; a group of one rank has none."""
-    groups = vars(open_groups(topology, timeout_s=60))
+    groups = open_groups(topology, timeout_s=60).communicators()
     return {
         kind: [topology.rank] if group is None else dist.get_process_group_ranks(group)
         for kind, group in groups.items()

@@ -59,6 +59,7 @@ class Recorder:
         self.created, self.used, self.rank, self.fails, self.wrong = {}, [], rank, fails, wrong
         monkeypatch.setattr(dist, "new_group", self.new_group)
         monkeypatch.setattr(dist, "all_reduce", self.all_reduce)
+        monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
 
     def new_group(self, ranks, *, timeout, pg_options):
         is_asking = os.environ.get(NAME) == "1" or (pg_options is not None and pg_options.config.collnet_enable == 1)

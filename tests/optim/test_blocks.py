@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_mlperf.optim.lamb import num_rows
 from bert_mlperf.optim.layout import TensorRange
-from bert_mlperf.optim.sharded_lamb import blocks_of
+from bert_mlperf.optim.sharded_lamb import blocks_of, row_counts
 from tests.optim.layouts import layouts
 
 
@@ -17,18 +18,25 @@ def test_blocks_are_the_shard_and_their_pieces_those_of_the_layout(case, size):
     for shard in range(layout.num_shards):
         parts = layout.parts(shard)
         owner, seen = torch.full((layout.shard_size,), -1), torch.zeros(layout.shard_size, dtype=torch.int64)
-        for block in blocks_of(layout, ranges, shard=shard, size=size):
+        rows, blocks = 0, blocks_of(layout, ranges, shard=shard, size=size)
+        for block in blocks:
             length = block.here.stop - block.here.start
             assert 0 < length <= size and length == block.there.stop - block.there.start
             assert block.here.start - block.there.start == parts[block.bucket].shard_start
             assert block.here.stop <= parts[block.bucket].shard_end
             seen[block.here] += 1
-            for number, piece in block.pieces:
-                assert 0 <= piece.start < piece.stop <= length
-                here = owner[block.here][piece]
+            for piece in block.pieces:
+                assert 0 <= piece.elements.start < piece.elements.stop <= length
+                here = owner[block.here][piece.elements]
                 assert (here == -1).all()
-                here.fill_(number)
+                here.fill_(piece.number)
+                assert piece.rows.start == rows
+                rows += num_rows(here.numel()) if ranges[piece.number].adapted else 0
+                assert piece.rows.stop == rows
         assert (seen == 1).all()
+        of_rows = [p.number for block in blocks for p in block.pieces for _ in range(p.rows.start, p.rows.stop)]
+        counts = row_counts(blocks)
+        assert [n for n, count in counts.items() for _ in range(count)] == of_rows, "rows of a tensor are in one run"
         wanted = torch.full((layout.shard_size,), -1)
         for number, r in enumerate(ranges):
             for piece in layout.pieces(r.start, r.end, shard):

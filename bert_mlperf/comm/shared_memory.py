@@ -1,0 +1,119 @@
+"""Memory that all ranks of a group on one host see: on the CPU they hand each other parts through it, not in sockets.
+
+    slots of rank 0    turn 0 | turn 1        written by rank 0, read by all
+    slots of rank 1    turn 0 | turn 1        ...
+
+Each rank fills its slot of the turn; when all have, everyone reads all of them, and the next turn takes the other
+slots. Who fills a slot again has met all others since they read it, so nobody waits for readers.
+
+The memory has no name and ends with the processes: each rank makes its own (memfd) and opens the others' through
+/proc. Ranks in different network namespaces are on different hosts, as in `bench comm`.
+"""
+
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+SLOT = 4 * 2**20  # bytes
+_TURNS = 2
+_HEAD = mmap.PAGESIZE  # the token, before the slots
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a rank tells the others of its memory: its host, where it is to be found, and what it begins with."""
+
+    host: str
+    path: str
+    token: bytes
+
+
+class SharedSlots:
+    """The slots of all ranks of a group; `own` is this rank's number in it."""
+
+    def __init__(self, memories: Sequence[mmap.mmap], own: int, group: dist.ProcessGroup) -> None:
+        self._own, self._group = own, group
+        self._slots = [
+            [torch.frombuffer(m, dtype=torch.uint8, count=SLOT, offset=_HEAD + turn * SLOT) for m in memories]
+            for turn in range(_TURNS)
+        ]
+        self._turn = 0
+        self._meeting = torch.zeros(1, dtype=torch.int32)
+
+    def own(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """This rank's slot of the turn, [numel], for this rank to fill; at most SLOT bytes."""
+        return _as(self._slots[self._turn][self._own], numel, dtype)
+
+    def swap(self, numel: int, dtype: torch.dtype) -> list[Tensor]:
+        """Waits until all ranks have filled their slots; these, by rank, to be read before the next `swap`."""
+        dist.all_reduce(self._meeting, group=self._group)
+        filled = [_as(slot, numel, dtype) for slot in self._slots[self._turn]]
+        self._turn = (self._turn + 1) % _TURNS
+        return filled
+
+
+def open_shared_slots(group: dist.ProcessGroup | None) -> SharedSlots | None:
+    """Slots for the ranks of `group`, all of which call this; None if they cannot share memory, and on devices that do
+    not need it."""
+    if group is None or dist.get_backend(group) != "gloo":
+        return None
+    memory, offer, descriptor = _make()
+    offers: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(offers, offer, group=group)
+    own = dist.get_rank(group)
+    try:
+        opened = [memory if rank == own else _open(other, offer.host) for rank, other in enumerate(offers)]
+        found = [m for m in opened if m is not None]
+        everyone_found_all = torch.tensor([len(found) == len(offers)], dtype=torch.int32)
+        dist.all_reduce(everyone_found_all, op=dist.ReduceOp.MIN, group=group)  # all have opened all, or given up
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    return SharedSlots(found, own, group) if everyone_found_all.item() else None
+
+
+def _make() -> tuple[mmap.mmap | None, _Offer, int | None]:
+    """This rank's memory (None where it cannot be), what it offers, and the descriptor that keeps the offer open."""
+    token = secrets.token_bytes(16)
+    descriptor = None
+    try:
+        descriptor = os.memfd_create("bert_mlperf")
+        os.posix_fallocate(descriptor, 0, _HEAD + _TURNS * SLOT)
+        memory = mmap.mmap(descriptor, _HEAD + _TURNS * SLOT)
+    except (AttributeError, OSError):  # no Linux, or no room
+        return None, _Offer("", "", token), descriptor
+    memory[: len(token)] = token
+    return memory, _Offer(_host(), f"/proc/{os.getpid()}/fd/{descriptor}", token), descriptor
+
+
+def _open(offer: _Offer, host: str) -> mmap.mmap | None:
+    """Another rank's memory; None if it is on another host or cannot be opened here."""
+    if not offer.path or offer.host != host:
+        return None
+    try:
+        descriptor = os.open(offer.path, os.O_RDWR)
+        try:
+            memory = mmap.mmap(descriptor, _HEAD + _TURNS * SLOT)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        return None
+    return memory if memory[: len(offer.token)] == offer.token else None
+
+
+def _host() -> str:
+    """The same text for all processes of this host, no other's."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot} {os.readlink('/proc/self/ns/net')}"
+
+
+def _as(slot: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+    return slot[: numel * dtype.itemsize].view(dtype)

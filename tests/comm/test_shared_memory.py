@@ -1,0 +1,126 @@
+"""Ranks of one host hand each other parts in shared memory: to the bit what sockets give, and only where it can be."""
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bert_mlperf.comm import shared_memory
+from bert_mlperf.comm.control import Control
+from bert_mlperf.comm.reduction import Reduction
+from bert_mlperf.comm.shared_memory import SLOT
+from bert_mlperf.comm.topology import Topology, open_groups
+from tests.dist.ranks import run_ranks
+
+SIZES = [1, 3, 64, 1000, SLOT // 16]  # elements of a part
+
+
+def reduced_and_gathered(reduction: Reduction, rank: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Parts after reductions of buckets of all sizes, and buckets gathered from them, larger than a slot too."""
+    found, shards = [], reduction.topology.shard_group_size
+    for number, size in enumerate([*SIZES, *SIZES]):
+        generator = torch.Generator().manual_seed(100 * number + rank)
+        part = torch.empty(size)
+        wire = reduction.wire(part, dtype)
+        wire.copy_(torch.randn(size * shards, generator=generator))
+        reduction.reduce(wire, part)
+        found.append(part.clone())
+    for size in (*SIZES, SLOT // 4 - 1, SLOT // 4 + 1, SLOT):
+        part = torch.randn(size, generator=torch.Generator().manual_seed(rank)).to(dtype)
+        bucket = torch.zeros(size * shards, dtype=dtype)
+        reduction.gather(part, bucket)
+        found.append(bucket)
+    return found
+
+
+def both_ways(control: Control, strategy: str, shards: int, dtype: torch.dtype) -> tuple[bool, list[bool]]:
+    """Was memory shared, and was each result bit-equal to what sockets give."""
+    topology = Topology(control.rank, control.world_size, shards)
+    groups = open_groups(topology, timeout_s=30)
+    results = [
+        reduced_and_gathered(Reduction(topology, g, strategy=strategy), control.rank, dtype)
+        for g in (groups, replace(groups, slots=None))
+    ]
+    return groups.slots is not None, [torch.equal(a, b) for a, b in zip(*results, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "world, strategy, shards",
+    [(2, "flat", 2), (3, "flat", 3), (4, "flat", 4), (4, "hierarchical", 2), (4, "node", 2)],
+)
+def test_the_same_bits_as_through_sockets(world, strategy, shards, dtype):
+    for is_shared, equal in run_ranks(world, both_ways, strategy, shards, dtype):
+        assert is_shared and all(equal)
+
+
+def slow_reader(control: Control) -> list[float]:
+    """What rank 1 reads in its turns while rank 0 fills as fast as it can."""
+    slots = open_groups(Topology(control.rank, 2, 2), timeout_s=30).slots
+    assert slots is not None
+    read = []
+    for turn in range(6):
+        slots.own(1000, torch.float32).fill_(10.0 * turn + control.rank)
+        filled = slots.swap(1000, torch.float32)
+        if control.rank == 1:
+            threading.Event().wait(0.05)
+        read += [float(filled[0].min()), float(filled[0].max()), float(filled[1].mean())]
+    return read
+
+
+def test_a_slot_is_not_filled_again_before_all_have_read_it():
+    wanted = [value for turn in range(6) for value in (10.0 * turn, 10.0 * turn, 10.0 * turn + 1)]
+    assert run_ranks(2, slow_reader) == [wanted, wanted]
+
+
+def shared_if(control: Control, fault: str) -> tuple[bool, bool]:
+    """Is memory shared if rank 1 has a fault, and is the sum right all the same."""
+    faults = {
+        "another host": patch.object(shared_memory, "_host", lambda: "elsewhere"),
+        "no memfd": patch.object(os, "memfd_create", side_effect=OSError),
+        "no room": patch.object(os, "posix_fallocate", side_effect=OSError(28, "No space left on device")),
+        "may not open": patch.object(os, "open", side_effect=PermissionError),
+        "another process": patch.object(os, "getpid", lambda: os.getppid()),
+    }
+    topology = Topology(control.rank, 2, 2)
+    if control.rank == 1:
+        with faults[fault]:
+            groups = open_groups(topology, timeout_s=30)
+    else:
+        groups = open_groups(topology, timeout_s=30)
+    part = torch.empty(64)
+    reduction = Reduction(topology, groups, strategy="flat")
+    wire = reduction.wire(part, torch.float32)
+    reduction.reduce(wire.fill_(control.rank + 1.0), part)
+    return groups.slots is not None, bool((part == 3).all())
+
+
+@pytest.mark.parametrize("fault", ["another host", "no memfd", "no room", "may not open", "another process"])
+def test_ranks_that_cannot_share_memory_use_sockets(fault):
+    assert run_ranks(2, shared_if, fault) == 2 * [(False, True)]
+
+
+def descriptors_left(control: Control) -> tuple[int, int]:
+    """Files that this process has open before and after."""
+    dist.barrier()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    slots = [shared_memory.open_shared_slots(dist.group.WORLD) for _ in range(3)]
+    assert all(slots)
+    slots.clear()
+    return before, len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_no_file_stays_open():
+    for before, after in run_ranks(2, descriptors_left):
+        assert after == before
+
+
+def test_devices_that_do_not_need_it_share_nothing(monkeypatch):
+    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
+    assert shared_memory.open_shared_slots(object()) is None
+    assert shared_memory.open_shared_slots(None) is None
