@@ -18,7 +18,7 @@ from bert_mlperf.train.setup import shard_state, synthetic_samples
 from bert_mlperf.train.step import train_step
 
 LAYERS, HIDDEN, VOCABULARY, HEADS = 12, 512, 4096, 8
-LENGTH, MICRO_BATCH = 128, 8  # tokens of a sample, samples of a rank
+LENGTH, MICRO_BATCH = 128, 16  # tokens of a sample, samples of a rank
 BUCKET_MIB = 8.0
 WARM_UP = 2  # steps
 
@@ -33,6 +33,8 @@ def run_of(ranks_per_host: int, world_size: int, *, overlap: bool) -> Run:
         num_attention_heads=HEADS,
         intermediate_size=4 * HIDDEN,
         max_position_embeddings=LENGTH,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     fields = {
         "model": model,

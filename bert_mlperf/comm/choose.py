@@ -6,6 +6,7 @@ so all ranks see the same numbers and take the same decision.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from bert_mlperf.comm.control import Control
-from bert_mlperf.comm.reduction import Reduction
+from bert_mlperf.comm.reduction import Finish, Reduction
 from bert_mlperf.comm.topology import Groups, Topology
 from bert_mlperf.comm.wire import slices_of_buckets
 from bert_mlperf.optim.layout import FlatLayout
@@ -105,9 +106,13 @@ class Exchange:
 
     def reduce(self) -> None:
         for of_bucket in self._slices:
+            started: deque[Finish] = deque()
             for piece in of_bucket:
                 target = self._part[piece.start : piece.end]
-                self._reduction.reduce(self._reduction.wire(target, self._wire_dtype).zero_(), target)
+                started.append(self._reduction.start(self._reduction.wire(target, self._wire_dtype).zero_(), target))
+                if len(started) == 2:
+                    started.popleft()()
+            started.popleft()()
 
     def gather(self) -> None:
         for bucket in reversed(self._layout.buckets):

@@ -8,6 +8,7 @@ The order is fixed: buckets are reduced in the order of the layout (last layers 
 on every rank, whichever gradient is complete first. Each bucket is reduced once and gathered once per step.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_mlperf.comm.lanes import Lane, Pending
-from bert_mlperf.comm.reduction import Reduction
+from bert_mlperf.comm.reduction import Finish, Reduction
 from bert_mlperf.comm.wire import slices_of_buckets
 from bert_mlperf.optim.flat import FlatBuffers
 from bert_mlperf.optim.lamb import accurate_norm
@@ -85,13 +86,21 @@ class GradientReduction:
             self._pending.append(self._lane.submit(work, name=f"reduce {number}"))
 
     def _reduce(self, number: int) -> None:
+        """Puts slice after slice on the wire: the next one is filled while one is on its way."""
         gradients = self._flat.take_gradients(self._flat.layout.buckets[number])
+        started: deque[tuple[Finish, Tensor]] = deque()
         for piece in self._slices[number]:
             target = self._parts[number][piece.start : piece.end]
             wire = self._reduction.wire(target, self._wire_dtype)
             self._sums += piece.fill(wire, gradients)
-            self._reduction.reduce(wire, target)
-            self._norms.append(accurate_norm(target))  # while it is in the cache
+            started.append((self._reduction.start(wire, target), target))
+            if len(started) == 2:
+                self._finish(*started.popleft())
+        self._finish(*started.popleft())
+
+    def _finish(self, finish: Finish, target: Tensor) -> None:
+        finish()
+        self._norms.append(accurate_norm(target))  # while it is in the cache
 
 
 class WeightGather:

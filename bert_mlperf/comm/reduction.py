@@ -12,7 +12,9 @@ part and adding them up here sends half of that. Its gather copies more than it 
 between ranks of one host, not sent at all (comm/shared_memory.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +31,9 @@ _all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_ten
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
+Finish = Callable[[], None]
+
+
 class Reduction:
     """One strategy on the communicators of one lane. With one rank nothing is sent."""
 
@@ -38,30 +43,31 @@ class Reduction:
         self.topology = topology
         self.strategy = strategy
         self._groups = groups
-        self._kept: dict[str, Tensor] = {}  # for new memory is slow
+        self._kept: dict[tuple[str, int], Tensor] = {}  # for new memory is slow
+        self._turn = 0  # 0 or 1: one is filled while the other is on its way
 
     def wire(self, part: Tensor, dtype: torch.dtype) -> Tensor:
-        """Memory (whatever it holds) of the bucket that `reduce` sums into `part`: [part.numel() * S] of `dtype`, valid
-        until the next call. One shard in fp32 is its part."""
+        """Memory (whatever it holds) of the bucket that `start` sums into `part`: [part.numel() * S] of `dtype`, valid
+        until the next call but one. One shard in fp32 is its part."""
         if self.topology.shard_group_size == 1 and dtype == part.dtype:
             return part
         numel = part.numel() * self.topology.shard_group_size
+        self._turn = 1 - self._turn
         if self._groups.slots is not None and self.strategy != "node":
             return self._groups.slots.own(numel, dtype)
         return self._room("wire", numel, dtype, part.device)
 
-    def reduce(self, bucket: Tensor, part: Tensor) -> None:
-        """`part` (fp32 [size / S]) becomes this rank's part of the sum of all ranks' `bucket` (wire dtype [size], made
-        by `wire`, maybe overwritten)."""
+    def start(self, bucket: Tensor, part: Tensor) -> Finish:
+        """Begins to sum all ranks' `bucket` (wire dtype [size], from `wire`, maybe overwritten) into `part` (fp32
+        [size / S], this rank's); what it returns waits until the sum is there. Two may be begun at a time."""
         if self.strategy == "node":
-            _all_reduce(bucket, self._groups.world)
-            _copy(part, bucket.view(self.topology.shard_group_size, -1)[self.topology.shard])
-            return
-        self._reduce_scatter(bucket, part)
-        if self.topology.num_replicas > 1:
-            wire = part.to(bucket.dtype)  # the same storage for an fp32 wire
-            _all_reduce(wire, self._groups.replica)
-            _copy(part, wire)
+            return _then(_all_reduce(bucket, self._groups.world), self._take_own, bucket, part)
+        scattered = self._reduce_scatter(bucket, part)
+        if self.topology.num_replicas == 1:
+            return scattered
+        scattered()
+        wire = part.to(bucket.dtype)  # the same storage for an fp32 wire
+        return _then(_all_reduce(wire, self._groups.replica), _copy, part, wire)
 
     def gather(self, part: Tensor, bucket: Tensor) -> None:
         """`bucket` [size] becomes the parts of all ranks of the shard group, `part` [size / S] this rank's one."""
@@ -73,38 +79,56 @@ class Reduction:
         if self._groups.slots is not None:
             _hand_out(part, parts, own, self._groups.slots)
         elif group is not None:
-            _exchange({rank: part for rank in range(len(parts))}, dict(enumerate(parts)), own, group)
+            _exchange({rank: part for rank in range(len(parts))}, dict(enumerate(parts)), own, group)()
         _copy(parts[own], part)
 
     def sum_over_shards(self, values: Tensor) -> None:
         """Replaces `values` by their sum over the shard group."""
-        _all_reduce(values, self._groups.shard)
+        _all_reduce(values, self._groups.shard)()
 
-    def _reduce_scatter(self, bucket: Tensor, part: Tensor) -> None:
+    def _take_own(self, bucket: Tensor, part: Tensor) -> None:
+        _copy(part, bucket.view(self.topology.shard_group_size, -1)[self.topology.shard])
+
+    def _reduce_scatter(self, bucket: Tensor, part: Tensor) -> Finish:
         group, slots, own = self._groups.shard, self._groups.slots, self.topology.shard
         sent = bucket.view(-1, part.numel())
         if group is None:
-            _copy(part, bucket)
-        elif dist.get_backend(group) == "nccl":
+            return partial(_copy, part, bucket)
+        if dist.get_backend(group) == "nccl":
             summed = torch.empty_like(bucket[: part.numel()])
             _reduce_scatter_single(summed, bucket, op=dist.ReduceOp.SUM, group=group)
-            part.copy_(summed)
-        elif slots is not None:
-            _add_up(part, [filled.view_as(sent)[own] for filled in slots.swap(bucket.numel(), bucket.dtype)])
-        else:
-            received = dict(
-                enumerate(self._room("received", bucket.numel(), bucket.dtype, bucket.device).view_as(sent))
-            )
-            _exchange(dict(enumerate(sent)), received, own, group)
-            received[own] = sent[own]
-            _add_up(part, [received[rank] for rank in range(len(sent))])
+            return partial(_copy, part, summed)
+        if slots is not None:
+            filled = slots.start(bucket.numel(), bucket.dtype)
+            return lambda: _add_up(part, [slot.view_as(sent)[own] for slot in filled()])
+        received = dict(enumerate(self._room("received", bucket.numel(), bucket.dtype, bucket.device).view_as(sent)))
+        arrived = _exchange(dict(enumerate(sent)), received, own, group)
+        received[own] = sent[own]
+        return _then(arrived, _add_up, part, [received[rank] for rank in range(len(sent))])
 
     def _room(self, use: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory, [numel], whatever it holds: the same for all calls of one use."""
-        kept = self._kept.get(use)
+        """Memory of the turn, [numel], whatever it holds: the same for all calls of one use."""
+        key = (use, self._turn)
+        kept = self._kept.get(key)
         if kept is None or kept.dtype != dtype or kept.numel() < numel:
-            kept = self._kept[use] = torch.empty(numel, dtype=dtype, device=device)
+            kept = self._kept[key] = torch.empty(numel, dtype=dtype, device=device)
         return kept[:numel]
+
+
+def _then(first: Finish, second: Callable[..., None], *arguments: Any) -> Finish:
+    """Both, one after the other."""
+
+    def finish() -> None:
+        first()
+        second(*arguments)
+
+    return finish
+
+
+def _wait_for(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
@@ -113,19 +137,17 @@ def _copy(target: Tensor, source: Tensor) -> None:
         target.copy_(source)
 
 
-def _all_reduce(values: Tensor, group: dist.ProcessGroup | None) -> None:
-    if group is not None:
-        dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
+def _all_reduce(values: Tensor, group: dist.ProcessGroup | None) -> Finish:
+    works = [] if group is None else [dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group, async_op=True)]
+    return partial(_wait_for, works)
 
 
-def _exchange(sent: Mapping[int, Tensor], received: Mapping[int, Tensor], own: int, group: dist.ProcessGroup) -> None:
+def _exchange(sent: Mapping[int, Tensor], received: Mapping[int, Tensor], own: int, group: dist.ProcessGroup) -> Finish:
     """Sends every other rank of the group its tensor and receives one of it; nothing goes to `own`, this rank."""
     others = [rank for rank in sent if rank != own]
     works = [dist.irecv(received[rank], group=group, group_src=rank) for rank in others]
     works += [dist.isend(sent[rank], group=group, group_dst=rank) for rank in others]
-    for work in works:
-        if work is not None:
-            work.wait()
+    return partial(_wait_for, works)
 
 
 def _hand_out(part: Tensor, parts: Tensor, own: int, slots: SharedSlots) -> None:
@@ -134,7 +156,7 @@ def _hand_out(part: Tensor, parts: Tensor, own: int, slots: SharedSlots) -> None
     for start in range(0, part.numel(), most):
         piece = part[start : start + most]
         slots.own(piece.numel(), part.dtype).copy_(piece)
-        for rank, filled in enumerate(slots.swap(piece.numel(), part.dtype)):
+        for rank, filled in enumerate(slots.start(piece.numel(), part.dtype)()):
             if rank != own:
                 parts[rank, start : start + most].copy_(filled)
 

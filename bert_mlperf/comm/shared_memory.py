@@ -1,10 +1,11 @@
 """Memory that all ranks of a group on one host see: on the CPU they hand each other parts through it, not in sockets.
 
-    slots of rank 0    turn 0 | turn 1        written by rank 0, read by all
-    slots of rank 1    turn 0 | turn 1        ...
+    slots of rank 0    turn 0 | turn 1 | turn 2 | turn 3        written by rank 0, read by all
+    slots of rank 1    turn 0 | turn 1 | turn 2 | turn 3        ...
 
-Each rank fills its slot of the turn; when all have, everyone reads all of them, and the next turn takes the other
-slots. Who fills a slot again has met all others since they read it, so nobody waits for readers.
+Each rank fills its slot of the turn; when all have, everyone reads all of them, while the slot of the next turn is
+filled. Nobody waits for readers: who fills for turn t has read turn t - 2, so all others had begun it, and before that
+read turn t - 4, whose slots these are.
 
 The memory has no name and ends with the processes: each rank makes its own (memfd) and opens the others' through
 /proc. Ranks in different network namespaces are on different hosts, as in `bench comm`.
@@ -13,7 +14,7 @@ The memory has no name and ends with the processes: each rank makes its own (mem
 import mmap
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-SLOT = 4 * 2**20  # bytes
-_TURNS = 2
+SLOT = 2 * 2**20  # bytes
+TURNS = 4
 _HEAD = mmap.PAGESIZE  # the token, before the slots
 
 
@@ -43,20 +44,25 @@ class SharedSlots:
         self._own, self._group = own, group
         self._slots = [
             [torch.frombuffer(m, dtype=torch.uint8, count=SLOT, offset=_HEAD + turn * SLOT) for m in memories]
-            for turn in range(_TURNS)
+            for turn in range(TURNS)
         ]
         self._turn = 0
-        self._meeting = torch.zeros(1, dtype=torch.int32)
 
     def own(self, numel: int, dtype: torch.dtype) -> Tensor:
         """This rank's slot of the turn, [numel], for this rank to fill; at most SLOT bytes."""
         return _as(self._slots[self._turn][self._own], numel, dtype)
 
-    def swap(self, numel: int, dtype: torch.dtype) -> list[Tensor]:
-        """Waits until all ranks have filled their slots; these, by rank, to be read before the next `swap`."""
-        dist.all_reduce(self._meeting, group=self._group)
-        filled = [_as(slot, numel, dtype) for slot in self._slots[self._turn]]
-        self._turn = (self._turn + 1) % _TURNS
+    def start(self, numel: int, dtype: torch.dtype) -> Callable[[], list[Tensor]]:
+        """Tells the others that this rank has filled its slot, and goes on to the next. What it returns waits until all
+        have: their slots [numel], by rank. Two may be begun at a time, each to be read before the next but one."""
+        slots = self._slots[self._turn]
+        self._turn = (self._turn + 1) % TURNS
+        work = dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=self._group, async_op=True)
+
+        def filled() -> list[Tensor]:
+            work.wait()
+            return [_as(slot, numel, dtype) for slot in slots]
+
         return filled
 
 
@@ -86,8 +92,8 @@ def _make() -> tuple[mmap.mmap | None, _Offer, int | None]:
     descriptor = None
     try:
         descriptor = os.memfd_create("bert_mlperf")
-        os.posix_fallocate(descriptor, 0, _HEAD + _TURNS * SLOT)
-        memory = mmap.mmap(descriptor, _HEAD + _TURNS * SLOT)
+        os.posix_fallocate(descriptor, 0, _HEAD + TURNS * SLOT)
+        memory = mmap.mmap(descriptor, _HEAD + TURNS * SLOT)
     except (AttributeError, OSError):  # no Linux, or no room
         return None, _Offer("", "", token), descriptor
     memory[: len(token)] = token
@@ -101,7 +107,7 @@ def _open(offer: _Offer, host: str) -> mmap.mmap | None:
     try:
         descriptor = os.open(offer.path, os.O_RDWR)
         try:
-            memory = mmap.mmap(descriptor, _HEAD + _TURNS * SLOT)
+            memory = mmap.mmap(descriptor, _HEAD + TURNS * SLOT)
         finally:
             os.close(descriptor)
     except (OSError, ValueError):

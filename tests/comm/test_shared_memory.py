@@ -28,7 +28,7 @@ def reduced_and_gathered(reduction: Reduction, rank: int, dtype: torch.dtype) ->
         part = torch.empty(size)
         wire = reduction.wire(part, dtype)
         wire.copy_(torch.randn(size * shards, generator=generator))
-        reduction.reduce(wire, part)
+        reduction.start(wire, part)()
         found.append(part.clone())
     for size in (*SIZES, SLOT // 4 - 1, SLOT // 4 + 1, SLOT):
         part = torch.randn(size, generator=torch.Generator().manual_seed(rank)).to(dtype)
@@ -66,7 +66,7 @@ def slow_reader(control: Control) -> list[float]:
     read = []
     for turn in range(6):
         slots.own(1000, torch.float32).fill_(10.0 * turn + control.rank)
-        filled = slots.swap(1000, torch.float32)
+        filled = slots.start(1000, torch.float32)()
         if control.rank == 1:
             threading.Event().wait(0.05)
         read += [float(filled[0].min()), float(filled[0].max()), float(filled[1].mean())]
@@ -96,7 +96,7 @@ def shared_if(control: Control, fault: str) -> tuple[bool, bool]:
     part = torch.empty(64)
     reduction = Reduction(topology, groups, strategy="flat")
     wire = reduction.wire(part, torch.float32)
-    reduction.reduce(wire.fill_(control.rank + 1.0), part)
+    reduction.start(wire.fill_(control.rank + 1.0), part)()
     return groups.slots is not None, bool((part == 3).all())
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bert_mlperf.comm import wire
 from bert_mlperf.comm.control import Control
-from bert_mlperf.comm.reduction import Reduction
+from bert_mlperf.comm.reduction import Finish, Reduction
 from bert_mlperf.comm.topology import Topology
 from bert_mlperf.model.bert import Losses
 from bert_mlperf.train.step import NotFiniteError, TrainState, forward_backward, train_step
@@ -245,18 +245,18 @@ def lose_a_rank(control: Control, layout: dict, how: str) -> tuple[str, float]:
     """Rank 1 is lost before it joins the second bucket's collective of step 1; what the others raise, and when."""
     state = state_of(control, timeout_s=3, **layout)
     train_step(state, global_step(0, control))
-    right, calls = Reduction.reduce, []
+    right, calls = Reduction.start, []
 
-    def lost(self: Reduction, bucket: Tensor, part: Tensor) -> None:
+    def lost(self: Reduction, bucket: Tensor, part: Tensor) -> Finish:
         calls.append(bucket)
         if len(calls) == 2 and how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if len(calls) == 2:
             time.sleep(3600)
-        right(self, bucket, part)
+        return right(self, bucket, part)
 
     started = time.perf_counter()
-    with patch.object(Reduction, "reduce", lost if control.rank == 1 else right):
+    with patch.object(Reduction, "start", lost if control.rank == 1 else right):
         try:
             for index in (1, 2):
                 train_step(state, global_step(index, control))
