@@ -20,7 +20,7 @@ class Lane:
     """One lane, which the timeline calls `name`."""
 
     def __init__(self, name: str, device: torch.device, *, overlap: bool, recorder: Recorder) -> None:
-        self.name = name
+        self.name, self.overlaps = name, overlap
         self._device = device
         self._recorder = recorder
         self._thread = _Thread(name) if overlap and device.type == "cpu" else None

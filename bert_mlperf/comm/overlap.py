@@ -36,6 +36,7 @@ class GradientReduction:
         self._pending: list[Pending] = []
         sizes = [bucket.size // flat.layout.num_shards for bucket in flat.layout.buckets]
         self._parts = [torch.empty(size, dtype=torch.float32, device=flat.weights.device) for size in sizes]
+        self._started: deque[tuple[Finish, Tensor]] = deque()  # slices on their way
         self._norms: list[Tensor] = []
         self._sums: list[tuple[str, Tensor]] = []
         self._is_open = False
@@ -86,21 +87,23 @@ class GradientReduction:
             self._pending.append(self._lane.submit(work, name=f"reduce {number}"))
 
     def _reduce(self, number: int) -> None:
-        """Puts slice after slice on the wire: the next one is filled while one is on its way."""
+        """Puts slice after slice on the wire: the next one is filled while one is on its way, also that of the next
+        bucket if there is overlap."""
         gradients = self._flat.take_gradients(self._flat.layout.buckets[number])
-        started: deque[tuple[Finish, Tensor]] = deque()
         for piece in self._slices[number]:
             target = self._parts[number][piece.start : piece.end]
             wire = self._reduction.wire(target, self._wire_dtype)
             self._sums += piece.fill(wire, gradients)
-            started.append((self._reduction.start(wire, target), target))
-            if len(started) == 2:
-                self._finish(*started.popleft())
-        self._finish(*started.popleft())
+            self._started.append((self._reduction.start(wire, target), target))
+            self._finish_all_but(1)
+        if not self._lane.overlaps or number == len(self._slices) - 1:
+            self._finish_all_but(0)
 
-    def _finish(self, finish: Finish, target: Tensor) -> None:
-        finish()
-        self._norms.append(accurate_norm(target))  # while it is in the cache
+    def _finish_all_but(self, number: int) -> None:
+        while len(self._started) > number:
+            finish, target = self._started.popleft()
+            finish()
+            self._norms.append(accurate_norm(target))  # while it is in the cache
 
 
 class WeightGather:

@@ -26,6 +26,8 @@ from bert_mlperf.comm.topology import Groups, Topology
 STRATEGIES = ("flat", "node", "hierarchical")
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+HANDED_OUT = SLOT // 4  # less than a slot: every rank reads all of the slots of all others, and reading maps them
+
 # torch 2.13 renamed them and warns of the old names
 _all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -151,8 +153,8 @@ def _exchange(sent: Mapping[int, Tensor], received: Mapping[int, Tensor], own: i
 
 
 def _hand_out(part: Tensor, parts: Tensor, own: int, slots: SharedSlots) -> None:
-    """`parts` [S, size / S] becomes the `part` of every rank but this one, as much at a time as a slot holds."""
-    most = SLOT // part.itemsize
+    """`parts` [S, size / S] becomes the `part` of every rank but this one, HANDED_OUT bytes at a time."""
+    most = HANDED_OUT // part.itemsize
     for start in range(0, part.numel(), most):
         piece = part[start : start + most]
         slots.own(piece.numel(), part.dtype).copy_(piece)

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-SLOT = 2 * 2**20  # bytes
+SLOT = 4 * 2**20  # bytes
 TURNS = 4
 _HEAD = mmap.PAGESIZE  # the token, before the slots
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bert_mlperf.optim.layout import ALIGNMENT, Bucket, FlatLayout
 
-SLICE = 2**19  # elements that are on the wire at a time on the CPU: they stay in its cache
+SLICE = 2**20  # elements that are on the wire at a time on the CPU: they stay in its cache
 
 
 @dataclass(frozen=True)

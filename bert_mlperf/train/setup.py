@@ -132,7 +132,7 @@ def model_layout(model: BertForPreTraining, plan: ShardingPlan) -> FlatLayout:
     """Where the parameters of `model` lie; its weights are not looked at."""
     return make_layout(
         {name: tuple(p.shape) for name, p in model.named_parameters()},
-        units=list(model.units().values())[::-1],
+        units=model.gradient_units(),
         decayed=[spec.parameter for spec in tensor_specs(model.config) if spec.adapted],
         num_shards=plan.shard_group_size,
         bucket_size=plan.bucket_size,

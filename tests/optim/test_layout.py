@@ -143,7 +143,7 @@ def model_layout(config: ModelConfig, **options) -> tuple[FlatLayout, list[Tenso
     specs = tensor_specs(config)
     layout = make_layout(
         {name: tuple(p.shape) for name, p in model.named_parameters()},
-        units=list(model.units().values())[::-1],
+        units=model.gradient_units(),
         decayed=[spec.parameter for spec in specs if spec.adapted],
         **options,
     )

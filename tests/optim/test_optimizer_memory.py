@@ -22,7 +22,7 @@ MIDDLE = small_model(vocab_size=2000, hidden_size=64, intermediate_size=256, num
 def bucketed(model: BertForPreTraining, num_shards: int) -> FlatLayout:
     return make_layout(
         {name: tuple(p.shape) for name, p in model.named_parameters()},
-        units=list(model.units().values())[::-1],
+        units=model.gradient_units(),
         decayed=[spec.parameter for spec in tensor_specs(model.config) if spec.adapted],
         num_shards=num_shards,
         bucket_size=model.config.num_parameters // 10,
