@@ -61,7 +61,8 @@ def _add_peers(subjects: Any) -> None:
         ("layers", 4, "encoder layers"),
         ("hidden", 512, "width of the model"),
         ("vocabulary", 30_522, "tokens"),
-        ("samples", 2, "samples of one rank in a step"),
+        ("samples", 1, "samples of one rank in a step"),
+        ("max-length", 128, "tokens of the longest sample"),
         ("rounds", 7, "measured turns of each way"),
         ("steps", 3, "steps of a turn"),
     ):
@@ -92,7 +93,7 @@ def run_bench(options: argparse.Namespace) -> int:
     elif options.subject == "peers":
         from bert_mlperf.bench.peers import Settings, bench_peers
 
-        fields = ("layers", "hidden", "vocabulary", "samples", "rounds", "steps")
+        fields = ("layers", "hidden", "vocabulary", "samples", "max_length", "rounds", "steps")
         with raising_when_stopped():
             bench_peers(Settings(**{name: getattr(options, name) for name in fields}))
     else:

@@ -38,7 +38,7 @@ class Settings:
     layers: int = 4
     hidden: int = 512
     vocabulary: int = 30_522
-    samples: int = 2  # of one rank in a step
+    samples: int = 1  # of one rank in a step
     max_length: int = 128
     rounds: int = 7
     steps: int = 3  # of a round

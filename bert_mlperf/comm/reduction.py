@@ -12,6 +12,7 @@ part and adding them up here sends half of that. Its gather copies more than it 
 between ranks of one host, not sent at all (comm/shared_memory.py).
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from bert_mlperf.comm.topology import Groups, Topology
 STRATEGIES = ("flat", "node", "hierarchical")
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-HANDED_OUT = SLOT // 4  # less than a slot: every rank reads all of the slots of all others, and reading maps them
+HANDED_OUT = SLOT // 2  # less than a slot: every rank reads all of the slots of all others, and reading maps them
 
 # torch 2.13 renamed them and warns of the old names
 _all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -153,14 +154,22 @@ def _exchange(sent: Mapping[int, Tensor], received: Mapping[int, Tensor], own: i
 
 
 def _hand_out(part: Tensor, parts: Tensor, own: int, slots: SharedSlots) -> None:
-    """`parts` [S, size / S] becomes the `part` of every rank but this one, HANDED_OUT bytes at a time."""
-    most = HANDED_OUT // part.itemsize
+    """`parts` [S, size / S] becomes the `part` of every rank but this one, HANDED_OUT bytes at a time: the next ones
+    are put into slots before the last ones are read."""
+    most, started = HANDED_OUT // part.itemsize, deque[tuple[int, Callable[[], list[Tensor]]]]()
     for start in range(0, part.numel(), most):
         piece = part[start : start + most]
         slots.own(piece.numel(), part.dtype).copy_(piece)
-        for rank, filled in enumerate(slots.start(piece.numel(), part.dtype)()):
-            if rank != own:
-                parts[rank, start : start + most].copy_(filled)
+        started.append((start, slots.start(piece.numel(), part.dtype)))
+        if len(started) == 2:
+            _take_parts(parts, own, *started.popleft())
+    _take_parts(parts, own, *started.popleft())
+
+
+def _take_parts(parts: Tensor, own: int, start: int, filled: Callable[[], list[Tensor]]) -> None:
+    for rank, slot in enumerate(filled()):
+        if rank != own:
+            parts[rank, start : start + slot.numel()].copy_(slot)
 
 
 def _add_up(total: Tensor, parts: Sequence[Tensor]) -> None:

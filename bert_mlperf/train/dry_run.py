@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.reduction import STRATEGIES, WIRE_DTYPES
+from bert_mlperf.comm.shared_memory import SLOT, TURNS
 from bert_mlperf.comm.topology import Topology, open_groups
 from bert_mlperf.comm.wire import SLICE
 from bert_mlperf.config.sharding import ShardingPlan, sharding_plan
@@ -50,7 +51,7 @@ class Memory:
     accumulated: int  # fp32 sum over micro-batches
     state: int  # fp32 weights and both moments of the shard
     reduced: int  # fp32 gradient of the shard
-    buffers: int  # the wire, and the larger of what is received and what is gathered
+    buffers: int  # what is on the wire, received, and handed out
 
     @property
     def total(self) -> int:
@@ -124,7 +125,13 @@ def dry_run(run: Run, *, rank: int, world_size: int) -> DryRun:
         num_pieces=len(held),
         num_cut=sum((piece.start, piece.end) != (tensor.start, tensor.end) for _, piece, tensor in held),
         traffic=traffic(plan, topology, state),
-        memory=memory(plan, topology, state, backend="gloo" if run.device == "cpu" else "nccl"),
+        memory=memory(
+            plan,
+            topology,
+            state,
+            backend="gloo" if run.device == "cpu" else "nccl",
+            ranks_per_node=run.ranks_per_node,
+        ),
     )
 
 
@@ -164,7 +171,7 @@ def traffic(plan: ShardingPlan, topology: Topology, state: TrainState) -> Traffi
     return Traffic(round(reduce_scatter), round(all_reduce), round(share(shards, state.flat.weights.nbytes)))
 
 
-def memory(plan: ShardingPlan, topology: Topology, state: TrainState, *, backend: str) -> Memory:
+def memory(plan: ShardingPlan, topology: Topology, state: TrainState, *, backend: str, ranks_per_node: int) -> Memory:
     """Sizes of the tensors that the state holds, each counted once, and of the largest that a bucket needs."""
     flat, optimizer = state.flat, state.optimizer
     counted: set[int] = set()
@@ -183,20 +190,30 @@ def memory(plan: ShardingPlan, topology: Topology, state: TrainState, *, backend
         accumulated=size(flat.accumulated),
         state=size(*masters, optimizer.first_moment, optimizer.second_moment),
         reduced=layout.shard_size * torch.float32.itemsize,
-        buffers=largest_buffers(plan, topology, layout, flat.weights.dtype, backend=backend),
+        buffers=largest_buffers(
+            plan, topology, layout, flat.weights.dtype, backend=backend, ranks_per_node=ranks_per_node
+        ),
     )
 
 
 def largest_buffers(
-    plan: ShardingPlan, topology: Topology, layout: FlatLayout, dtype: torch.dtype, *, backend: str
+    plan: ShardingPlan,
+    topology: Topology,
+    layout: FlatLayout,
+    dtype: torch.dtype,
+    *,
+    backend: str,
+    ranks_per_node: int,
 ) -> int:
-    """What reducing or gathering the largest bucket needs beside the state, in bytes (see comm/wire.py)."""
+    """What reducing and gathering the largest bucket need beside the state, in bytes (see comm/reduction.py)."""
     wire, shards = WIRE_DTYPES[plan.wire], topology.shard_group_size
     bucket = max(bucket.size for bucket in layout.buckets)
     on_wire = bucket if backend == "nccl" else min(bucket, max(SLICE // shards // ALIGNMENT, 1) * ALIGNMENT * shards)
-    held = 0 if shards == 1 and wire == torch.float32 else on_wire * wire.itemsize
-    received = 0
-    if plan.strategy != "node" and shards > 1:
-        received = (on_wire // shards if backend == "nccl" else on_wire) * wire.itemsize
+    wires = 0 if shards == 1 and wire == torch.float32 else 2 * on_wire * wire.itemsize
     gathered = 0 if dtype == torch.float32 else bucket // shards * dtype.itemsize
-    return held + max(received, gathered)
+    is_scattered = plan.strategy != "node" and shards > 1
+    if backend == "nccl":
+        return wires + max(on_wire // shards * wire.itemsize if is_scattered else 0, gathered)
+    if shards > 1 and ranks_per_node % shards == 0:  # slots of both lanes
+        return 2 * TURNS * SLOT + (0 if is_scattered else wires) + gathered
+    return wires + (wires if is_scattered else 0) + gathered

@@ -176,15 +176,17 @@ def test_tensors_cover_every_parameter_once_and_the_tied_decoder_is_none(name):
     assert [slot.name for slot in layout.slots.values() if slot.shape == word] == ["embeddings.word.weight"]
 
 
-# BERT-Large by hand. next sentence 1,051,650; masked LM 1,082,170; a layer 12,596,224; embeddings 31,782,912. Only the
-# output bias (30,522, +6) and the classifier's bias (2, +62) are no multiples of 64. Buckets of 25 MiB in bf16
-# (13,107,200 elements): heads and layer 23; then two layers each, 22 to 1; layer 0 and the embeddings. Aligned they are
+# BERT-Large by hand. next sentence 1,051,650; masked LM 1,082,170; a layer 12,596,224, of which norm and output
+# 4,197,376, intermediate 4,198,400, attention norm 2,048 and output 1,049,600, query-key-value 3,148,800; embeddings
+# 31,782,912. Only the output bias (30,522, +6) and the classifier's bias (2, +62) are no multiples of 64. Buckets of 25
+# MiB in bf16 (13,107,200 elements): heads and layer 23; four of layers 22 to 18, four times to layer 3; two like the
+# first of these, of layers 2, 1 and most of 0; the rest and the embeddings.
 BERT_LARGE = 336_226_108
-HEADS_AND_LAYER, TWO_LAYERS, LAYER_AND_EMBEDDINGS = 14_730_112, 25_192_448, 44_379_136
-PADDED = {  # shards: the same three as multiples of 64 x shards
-    1: (14_730_112, 25_192_448, 44_379_136),
-    8: (14_730_240, 25_192_448, 44_379_136),
-    64: (14_733_312, 25_194_496, 44_380_160),
+FIRST, FIVE_LAYERS, LAST = 14_730_112, (16_793_600, 16_794_624, 13_647_872, 15_745_024), 35_983_360
+PADDED = {  # shards: the same as multiples of 64 x shards
+    1: (FIRST, FIVE_LAYERS, LAST),
+    8: (14_730_240, FIVE_LAYERS, LAST),
+    64: (14_733_312, (16_793_600, 16_797_696, 13_647_872, 15_745_024), LAST),
 }
 
 
@@ -192,9 +194,10 @@ PADDED = {  # shards: the same three as multiples of 64 x shards
 def test_bert_large_against_a_table_made_by_hand(num_shards):
     layout, _ = model_layout(NAMED_MODELS["bert-large"], num_shards=num_shards, bucket_size=13_107_200)
     first, middle, last = PADDED[num_shards]
-    assert [bucket.size for bucket in layout.buckets] == [first, *[middle] * 11, last]
-    assert layout.size == first + 11 * middle + last
-    assert HEADS_AND_LAYER - 68 + 11 * TWO_LAYERS + LAYER_AND_EMBEDDINGS == BERT_LARGE
+    assert [bucket.size for bucket in layout.buckets] == [first, *4 * middle, *middle[:2], last]
+    assert layout.size == first + 4 * sum(middle) + sum(middle[:2]) + last
+    assert sum(FIVE_LAYERS) == 5 * 12_596_224
+    assert FIRST - 68 + 4 * sum(FIVE_LAYERS) + sum(FIVE_LAYERS[:2]) + LAST == BERT_LARGE
     assert NAMED_MODELS["bert-large"].num_parameters == BERT_LARGE
     assert (layout.size - BERT_LARGE) / BERT_LARGE < 1e-4
     assert layout.buckets[0].parameters[-1].startswith(("next", "masked", "encoder.layers.23"))
