@@ -66,16 +66,20 @@ def bench_overlap(*, hosts: int, ranks: int, steps: int, turns: int, mbit: float
         )
     if mbit is not None and not 1 <= mbit <= 100_000:
         raise UserError(f"--mbit is {mbit:g}, expected a speed from 1 to 100,000 Mbit/s; give another.")
+    folders = [out / f"{name}_overlap" for name in ("without", "with")]
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out is {out}, where no folder can be made ({error.strerror}); give another.") from error
     disturbance = Disturbance()
     with emulated_hosts(hosts, mbit=mbit or FAST_MBIT) as emulated:
         speed = calibrate(emulated, ranks) if mbit is None else mbit
         jobs = measure(emulated, ranks, steps, turns)
     title = f"{hosts} hosts x {ranks} ranks, link {speed:.0f} Mbit/s"
-    for name, job in zip(("without", "with"), jobs[-2:], strict=True):
-        folder = out / f"{name}_overlap"
-        folder.mkdir(parents=True, exist_ok=True)
+    for folder, job in zip(folders, jobs[-2:], strict=True):
         write_trace(folder, job.one_step())
-        say(str(draw_timeline(folder, job.one_step(), title=f"a step {name} overlap, {title}")))
+        say(str(draw_timeline(folder, job.one_step(), title=f"a step {folder.name.replace('_', ' ')}, {title}")))
     show([job for job in jobs if not job.overlap], [job for job in jobs if job.overlap], title, machine(disturbance))
 
 

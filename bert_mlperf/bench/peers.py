@@ -28,6 +28,15 @@ from bert_mlperf.ranks import ENVIRONMENT
 WORLD_SIZE = 2
 OURS, COMPUTE = "ours", "compute only"
 RIVALS = ("DDP + ZeRO", "FSDP2")  # the ones to beat; the other is listed
+BOUNDS = {  # of the settings
+    "layers": (1, 48),
+    "hidden": (64, 4096),
+    "vocabulary": (100, 1_000_000),
+    "samples": (1, 1024),
+    "max_length": (32, 4096),
+    "rounds": (1, 1000),
+    "steps": (1, 1000),
+}
 LOSS_TOLERANCE = 2e-5  # relative: fp32 sums in another order, over all steps
 
 
@@ -89,16 +98,23 @@ class Result:
 
 def bench_peers(settings: Settings) -> None:
     """Measures all ways in turn and prints the table. UserError if the losses differ or a rank fails."""
-    if min(settings.rounds, settings.steps, settings.samples, settings.layers) < 1 or settings.hidden % 64:
-        raise UserError(
-            f"the bench got {settings}, expected at least 1 layer, sample, round and step, and a hidden size that is "
-            "a multiple of 64; give others."
-        )
+    check_settings(settings)
     disturbance = Disturbance()
     results = measure(settings)
     where = machine(disturbance)
     check_losses(results)
     show(settings, results, where=where)
+
+
+def check_settings(settings: Settings) -> None:
+    """UserError that names the option that is out of its bounds."""
+    for name, (least, most) in BOUNDS.items():
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} is {value}, expected {least:,} to {most:,}; give another number.")
+    if settings.hidden % 64:
+        raise UserError(f"--hidden is {settings.hidden}, expected a multiple of 64, the width of a head; give another.")
 
 
 def measure(settings: Settings) -> dict[str, Result]:

@@ -50,6 +50,7 @@ class SharedSlots:
 
     def own(self, numel: int, dtype: torch.dtype) -> Tensor:
         """This rank's slot of the turn, [numel], for this rank to fill; at most SLOT bytes."""
+        assert numel * dtype.itemsize <= SLOT
         return _as(self._slots[self._turn][self._own], numel, dtype)
 
     def start(self, numel: int, dtype: torch.dtype) -> Callable[[], list[Tensor]]:
@@ -93,11 +94,11 @@ def _make() -> tuple[mmap.mmap | None, _Offer, int | None]:
     try:
         descriptor = os.memfd_create("bert_mlperf")
         os.posix_fallocate(descriptor, 0, _HEAD + TURNS * SLOT)
-        memory = mmap.mmap(descriptor, _HEAD + TURNS * SLOT)
-    except (AttributeError, OSError):  # no Linux, or no room
+        memory, host = mmap.mmap(descriptor, _HEAD + TURNS * SLOT), _host()
+    except (AttributeError, OSError):  # no Linux, no room, or no /proc
         return None, _Offer("", "", token), descriptor
     memory[: len(token)] = token
-    return memory, _Offer(_host(), f"/proc/{os.getpid()}/fd/{descriptor}", token), descriptor
+    return memory, _Offer(host, f"/proc/{os.getpid()}/fd/{descriptor}", token), descriptor
 
 
 def _open(offer: _Offer, host: str) -> mmap.mmap | None:

@@ -65,10 +65,12 @@ class Groups:
         return {"world": self.world, "shard": self.shard, "replica": self.replica}
 
 
-def open_groups(topology: Topology, *, timeout_s: float, sharp: SharpRequest | None = None) -> Groups:
+def open_groups(
+    topology: Topology, *, timeout_s: float, sharp: SharpRequest | None = None, shares_memory: bool = True
+) -> Groups:
     """New communicators, whose collectives raise after `timeout_s` seconds; every rank calls this, as often as all
     others, and makes all of them in one order. The one that `sharp` names asks for SHARP, the others do not. A shard
-    group of all ranks is the world group."""
+    group of all ranks is the world group. With `shares_memory` the shard group gets memory to hand over buckets in."""
     kinds = {
         "world": [list(range(topology.world_size))],
         "shard": topology.shard_groups(),
@@ -84,7 +86,7 @@ def open_groups(topology: Topology, *, timeout_s: float, sharp: SharpRequest | N
                 sharp.first_use(opened[kind])
         else:
             opened[kind] = _own_group(groups, topology.rank, timeout_s)
-    return Groups(**opened, slots=open_shared_slots(opened["shard"]))
+    return Groups(**opened, slots=open_shared_slots(opened["shard"]) if shares_memory else None)
 
 
 def step_groups(topology: Topology, *, timeout_s: float) -> Groups:
@@ -92,7 +94,7 @@ def step_groups(topology: Topology, *, timeout_s: float) -> Groups:
     if topology.num_replicas == 1:
         everyone = dist.group.WORLD if topology.world_size > 1 else None
         return Groups(world=everyone, shard=everyone, replica=None)
-    return open_groups(topology, timeout_s=timeout_s)
+    return open_groups(topology, timeout_s=timeout_s, shares_memory=False)
 
 
 def _own_group(groups: list[list[int]], rank: int, timeout_s: float, options: Any = None) -> dist.ProcessGroup | None:

@@ -148,8 +148,15 @@ class ShardedLamb:
         """|w|^2 and |z|^2 of the shard, float64 [2, tensors], from norms of rows [2, rows]. Each is added up in one
         order, so that all ranks with the same shard get the same."""
         squares = torch.zeros(2, len(self.ranges), dtype=torch.float64, device=rows.device)
+        if self._num_rows == 0:  # a small shard may hold nothing that is adapted
+            return squares
         for into, norms in zip(squares, rows, strict=True):
-            into[self._held] = torch.segment_reduce(norms.double().square(), "sum", lengths=self._lengths)
+            into[self._held] = torch.segment_reduce(
+                norms.double().square(),
+                "sum",
+                lengths=self._lengths,
+                unsafe=True,  # the lengths are right; to check them the host would wait for the device
+            )
         return squares
 
     def _direction(

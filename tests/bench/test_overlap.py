@@ -76,3 +76,11 @@ def test_bad_sizes_are_one_sentence(arguments, capsys):
     assert main(["bench", "overlap", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and arguments[0] in error
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("kept")
+    assert main(["bench", "overlap", "--out", str(file)]) == 2
+    expected = f"error: --out is {file}, where no folder can be made (Not a directory); give another.\n"
+    assert (capsys.readouterr().err, file.read_text()) == (expected, "kept")

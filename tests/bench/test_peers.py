@@ -68,9 +68,22 @@ def test_lengths_are_mlperf_like():
     assert samples.lengths.min() == 20
 
 
-def test_bad_sizes_are_refused(capsys):
-    assert main(["bench", "peers", "--hidden", "100"]) == 2
-    assert "a multiple of 64" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("layers", 0, "1 to 48; give another number"),
+        ("hidden", 0, "64 to 4,096; give another number"),
+        ("hidden", 100, "a multiple of 64, the width of a head; give another"),
+        ("vocabulary", -5, "100 to 1,000,000; give another number"),
+        ("samples", 0, "1 to 1,024; give another number"),
+        ("max-length", 1, "32 to 4,096; give another number"),
+        ("rounds", 0, "1 to 1,000; give another number"),
+        ("steps", 0, "1 to 1,000; give another number"),
+    ],
+)
+def test_bad_sizes_are_refused(option, value, expected, capsys):
+    assert main(["bench", "peers", f"--{option}", str(value)]) == 2
+    assert capsys.readouterr().err == f"error: --{option} is {value}, expected {expected}.\n"
 
 
 def test_a_rank_that_fails_is_named(monkeypatch):

@@ -14,7 +14,7 @@ from bert_mlperf.comm import shared_memory
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.reduction import Reduction
 from bert_mlperf.comm.shared_memory import SLOT
-from bert_mlperf.comm.topology import Topology, open_groups
+from bert_mlperf.comm.topology import Topology, open_groups, step_groups
 from tests.dist.ranks import run_ranks
 
 SIZES = [1, 3, 64, 1000, SLOT // 16]  # elements of a part
@@ -84,6 +84,7 @@ def shared_if(control: Control, fault: str) -> tuple[bool, bool]:
         "another host": patch.object(shared_memory, "_host", lambda: "elsewhere"),
         "no memfd": patch.object(os, "memfd_create", side_effect=OSError),
         "no room": patch.object(os, "posix_fallocate", side_effect=OSError(28, "No space left on device")),
+        "no proc": patch.object(os, "readlink", side_effect=FileNotFoundError),
         "may not open": patch.object(os, "open", side_effect=PermissionError),
         "another process": patch.object(os, "getpid", lambda: os.getppid()),
     }
@@ -100,9 +101,17 @@ def shared_if(control: Control, fault: str) -> tuple[bool, bool]:
     return groups.slots is not None, bool((part == 3).all())
 
 
-@pytest.mark.parametrize("fault", ["another host", "no memfd", "no room", "may not open", "another process"])
+@pytest.mark.parametrize("fault", ["another host", "no memfd", "no room", "no proc", "may not open", "another process"])
 def test_ranks_that_cannot_share_memory_use_sockets(fault):
     assert run_ranks(2, shared_if, fault) == 2 * [(False, True)]
+
+
+def slots_of_the_step(control: Control) -> bool:
+    return step_groups(Topology(control.rank, control.world_size, 2), timeout_s=30).slots is None
+
+
+def test_the_step_itself_hands_over_nothing_and_has_no_slots():
+    assert run_ranks(4, slots_of_the_step) == 4 * [True]
 
 
 def memory_files() -> int:

@@ -1,13 +1,15 @@
 """Blocks of a shard: every element in one of them, every tensor's elements named once."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_mlperf.optim.lamb import num_rows
-from bert_mlperf.optim.layout import TensorRange
-from bert_mlperf.optim.sharded_lamb import blocks_of, row_counts
+from bert_mlperf.optim.layout import TensorRange, make_layout
+from bert_mlperf.optim.sharded_lamb import Reduced, ShardedLamb, blocks_of, row_counts
 from tests.optim.layouts import layouts
+from tests.train.small import small_run
 
 
 @settings(deadline=None, max_examples=50)
@@ -42,3 +44,17 @@ def test_blocks_are_the_shard_and_their_pieces_those_of_the_layout(case, size):
             for piece in layout.pieces(r.start, r.end, shard):
                 wanted[piece.shard_start : piece.shard_end] = number
         assert torch.equal(owner, wanted)
+
+
+@pytest.mark.parametrize("shard", range(4))
+def test_a_shard_without_anything_adapted_is_updated(shard):
+    """64 decayed numbers lie in shard 0 of 4, a bias of 3 in shard 1, nothing in the others."""
+    layout = make_layout({"w": (64,), "b": (3,)}, units=[["w", "b"]], decayed=["w"], num_shards=4)
+    ranges = [TensorRange(s.name, s.start, s.end, s.name == "w") for s in layout.slots.values()]
+    part = torch.ones(layout.shard_size)
+    lamb = ShardedLamb(
+        layout, ranges, small_run().recipe, shard=shard, weights=[part], sum_over_shards=lambda values: None
+    )
+    lamb.step(Reduced.of([torch.full((layout.shard_size,), 0.01)]))
+    moved = int((part != 1).sum())
+    assert moved == {0: 64, 1: 3}.get(shard, 0)
