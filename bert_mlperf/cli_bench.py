@@ -44,8 +44,8 @@ def _add_overlap(subjects: Any) -> None:
     overlap.add_argument("--mbit", type=float, help="speed of the link (default: reduction takes as long as backward)")
     overlap.add_argument("--hosts", type=int, default=2, help="emulated hosts (default: %(default)s)")
     overlap.add_argument("--ranks", type=int, default=2, help="ranks of a host (default: %(default)s)")
-    overlap.add_argument("--steps", type=int, default=5, help="steps of each turn (default: %(default)s)")
-    overlap.add_argument("--turns", type=int, default=3, help="turns of both ways (default: %(default)s)")
+    overlap.add_argument("--steps", type=int, default=3, help="steps of each turn (default: %(default)s)")
+    overlap.add_argument("--turns", type=int, default=2, help="turns of both ways (default: %(default)s)")
     overlap.add_argument(
         "--out",
         type=Path,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bert_mlperf.comm.lanes import Lane, Pending
 from bert_mlperf.comm.reduction import Finish, Reduction
+from bert_mlperf.comm.shared_memory import IN_FLIGHT
 from bert_mlperf.comm.wire import slices_of_buckets
 from bert_mlperf.optim.flat import FlatBuffers
 from bert_mlperf.optim.lamb import accurate_norm
@@ -87,15 +88,15 @@ class GradientReduction:
             self._pending.append(self._lane.submit(work, name=f"reduce {number}"))
 
     def _reduce(self, number: int) -> None:
-        """Puts slice after slice on the wire: the next one is filled while one is on its way, also that of the next
-        bucket if there is overlap."""
+        """Puts slice after slice on the wire: the next one is filled while others are on their way, also those of the
+        next buckets if there is overlap."""
         gradients = self._flat.take_gradients(self._flat.layout.buckets[number])
         for piece in self._slices[number]:
             target = self._parts[number][piece.start : piece.end]
             wire = self._reduction.wire(target, self._wire_dtype)
             self._sums += piece.fill(wire, gradients)
             self._started.append((self._reduction.start(wire, target), target))
-            self._finish_all_but(1)
+            self._finish_all_but(IN_FLIGHT - 1)
         if not self._lane.overlaps or number == len(self._slices) - 1:
             self._finish_all_but(0)
 

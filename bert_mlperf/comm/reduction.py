@@ -21,13 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bert_mlperf.comm.shared_memory import SLOT, SharedSlots
+from bert_mlperf.comm.shared_memory import IN_FLIGHT, SLOT, SharedSlots
 from bert_mlperf.comm.topology import Groups, Topology
 
 STRATEGIES = ("flat", "node", "hierarchical")
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-HANDED_OUT = SLOT // 2  # less than a slot: every rank reads all of the slots of all others, and reading maps them
+HANDED_OUT = SLOT // 4  # less than a slot: every rank reads all of the slots of all others, and reading maps them
 
 # torch 2.13 renamed them and warns of the old names
 _all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -47,22 +47,22 @@ class Reduction:
         self.strategy = strategy
         self._groups = groups
         self._kept: dict[tuple[str, int], Tensor] = {}  # for new memory is slow
-        self._turn = 0  # 0 or 1: one is filled while the other is on its way
+        self._turn = 0  # which of IN_FLIGHT: one is filled while the others are on their way
 
     def wire(self, part: Tensor, dtype: torch.dtype) -> Tensor:
         """Memory (whatever it holds) of the bucket that `start` sums into `part`: [part.numel() * S] of `dtype`, valid
-        until the next call but one. One shard in fp32 is its part."""
+        until IN_FLIGHT further calls. One shard in fp32 is its part."""
         if self.topology.shard_group_size == 1 and dtype == part.dtype:
             return part
         numel = part.numel() * self.topology.shard_group_size
-        self._turn = 1 - self._turn
+        self._turn = (self._turn + 1) % IN_FLIGHT
         if self._groups.slots is not None and self.strategy != "node":
             return self._groups.slots.own(numel, dtype)
         return self._room("wire", numel, dtype, part.device)
 
     def start(self, bucket: Tensor, part: Tensor) -> Finish:
         """Begins to sum all ranks' `bucket` (wire dtype [size], from `wire`, maybe overwritten) into `part` (fp32
-        [size / S], this rank's); what it returns waits until the sum is there. Two may be begun at a time."""
+        [size / S], this rank's); what it returns waits until the sum is there. IN_FLIGHT may be begun at a time."""
         if self.strategy == "node":
             return _then(_all_reduce(bucket, self._groups.world), self._take_own, bucket, part)
         scattered = self._reduce_scatter(bucket, part)

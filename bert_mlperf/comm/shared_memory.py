@@ -1,11 +1,11 @@
 """Memory that all ranks of a group on one host see: on the CPU they hand each other parts through it, not in sockets.
 
-    slots of rank 0    turn 0 | turn 1 | turn 2 | turn 3        written by rank 0, read by all
-    slots of rank 1    turn 0 | turn 1 | turn 2 | turn 3        ...
+    slots of rank 0    turn 0 | turn 1 | ... | turn 5        written by rank 0, read by all
+    slots of rank 1    turn 0 | turn 1 | ... | turn 5        ...
 
-Each rank fills its slot of the turn; when all have, everyone reads all of them, while the slot of the next turn is
-filled. Nobody waits for readers: who fills for turn t has read turn t - 2, so all others had begun it, and before that
-read turn t - 4, whose slots these are.
+Each rank fills its slot of the turn; when all have, everyone reads all of them, while slots of the next turns are
+filled. Nobody waits for readers: who fills for turn t has read turn t - 3, so all others had begun it, and before that
+read turn t - 6, whose slots these are.
 
 The memory has no name and ends with the processes: each rank makes its own (memfd) and opens the others' through
 /proc. Ranks in different network namespaces are on different hosts, as in `bench comm`.
@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 SLOT = 4 * 2**20  # bytes
-TURNS = 4
+IN_FLIGHT = 3  # turns that are begun and not yet read
+TURNS = 2 * IN_FLIGHT
 _HEAD = mmap.PAGESIZE  # the token, before the slots
 
 
@@ -55,7 +56,7 @@ class SharedSlots:
 
     def start(self, numel: int, dtype: torch.dtype) -> Callable[[], list[Tensor]]:
         """Tells the others that this rank has filled its slot, and goes on to the next. What it returns waits until all
-        have: their slots [numel], by rank. Two may be begun at a time, each to be read before the next but one."""
+        have: their slots [numel], by rank. At most IN_FLIGHT are begun and not yet read."""
         slots = self._slots[self._turn]
         self._turn = (self._turn + 1) % TURNS
         work = dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=self._group, async_op=True)

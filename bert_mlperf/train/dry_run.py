@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.reduction import STRATEGIES, WIRE_DTYPES
-from bert_mlperf.comm.shared_memory import SLOT, TURNS
+from bert_mlperf.comm.shared_memory import IN_FLIGHT, SLOT, TURNS
 from bert_mlperf.comm.topology import Topology, open_groups
 from bert_mlperf.comm.wire import SLICE
 from bert_mlperf.config.sharding import ShardingPlan, sharding_plan
@@ -209,7 +209,7 @@ def largest_buffers(
     wire, shards = WIRE_DTYPES[plan.wire], topology.shard_group_size
     bucket = max(bucket.size for bucket in layout.buckets)
     on_wire = bucket if backend == "nccl" else min(bucket, max(SLICE // shards // ALIGNMENT, 1) * ALIGNMENT * shards)
-    wires = 0 if shards == 1 and wire == torch.float32 else 2 * on_wire * wire.itemsize
+    wires = 0 if shards == 1 and wire == torch.float32 else IN_FLIGHT * on_wire * wire.itemsize
     gathered = 0 if dtype == torch.float32 else bucket // shards * dtype.itemsize
     is_scattered = plan.strategy != "node" and shards > 1
     if backend == "nccl":
