@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ def test_a_room_imports_only_what_it_may(room):
 def test_every_room_is_in_the_table():
     rooms = {path.name for path in (ROOT / "bert_mlperf").iterdir() if (path / "__init__.py").is_file()}
     assert rooms | {"kernels", "data_prep"} == set(ALLOWED)
+
+
+def test_no_folder_of_tests_is_passed_over(pytestconfig):
+    """pytest skips folders by name without a word: "dist" is one of its own choice."""
+    folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert "dist" in folders
+    skipped = pytestconfig.getini("norecursedirs")
+    assert [name for name in folders if any(fnmatch(name, pattern) for pattern in skipped)] == []
 
 
 @pytest.mark.parametrize("module", ["mlperf.check", "mlperf.log", "report.charts", "data.loader", "config.doctor"])

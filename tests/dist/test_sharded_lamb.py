@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bert_mlperf.comm import wire
 from bert_mlperf.comm.control import Control
-from bert_mlperf.comm.reduction import Reduction
+from bert_mlperf.comm.reduction import Finish, Reduction
 from bert_mlperf.comm.topology import Topology
 from bert_mlperf.optim import sharded_lamb
 from bert_mlperf.optim.layout import ALIGNMENT, TensorRange
@@ -160,13 +160,18 @@ def correction_off_by_one() -> Iterator[None]:
 
 @contextmanager
 def mean_over_ranks() -> Iterator[None]:
-    right = Reduction.reduce
+    right = Reduction.start
 
-    def mean(self: Reduction, bucket: Tensor, part: Tensor) -> None:
-        right(self, bucket, part)
-        part.div_(self.topology.world_size)
+    def mean(self: Reduction, bucket: Tensor, part: Tensor) -> Finish:
+        finish = right(self, bucket, part)
 
-    with patch.object(Reduction, "reduce", mean):
+        def finish_and_divide() -> None:
+            finish()
+            part.div_(self.topology.world_size)
+
+        return finish_and_divide
+
+    with patch.object(Reduction, "start", mean):
         yield
 
 
