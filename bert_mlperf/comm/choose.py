@@ -6,7 +6,6 @@ so all ranks see the same numbers and take the same decision.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -15,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from bert_mlperf.comm.control import Control
-from bert_mlperf.comm.reduction import Finish, Reduction
-from bert_mlperf.comm.shared_memory import IN_FLIGHT
+from bert_mlperf.comm.reduction import InFlight, Reduction
 from bert_mlperf.comm.topology import Groups, Topology
 from bert_mlperf.comm.wire import slices_of_buckets
 from bert_mlperf.optim.layout import FlatLayout
@@ -101,24 +99,16 @@ class Exchange:
         """Gradients have dtype `wire`, gathered weights `weights`."""
         self._layout, self._reduction, self._wire_dtype = layout, reduction, wire
         self._slices = slices_of_buckets(layout, device)
-        self._started: deque[Finish] = deque()
         bucket = max(bucket.size for bucket in layout.buckets)
         self._part = torch.zeros(bucket // layout.num_shards, device=device)
         self._weights = torch.zeros(bucket, dtype=weights, device=device)
 
     def reduce(self) -> None:
-        for of_bucket in self._slices:
-            for piece in of_bucket:
-                target = self._part[piece.start : piece.end]
-                self._started.append(
-                    self._reduction.start(self._reduction.wire(target, self._wire_dtype).zero_(), target)
-                )
-                self._finish_all_but(IN_FLIGHT - 1)
-        self._finish_all_but(0)
-
-    def _finish_all_but(self, number: int) -> None:
-        while len(self._started) > number:
-            self._started.popleft()()
+        in_flight = InFlight()
+        for piece in (piece for of_bucket in self._slices for piece in of_bucket):
+            target = self._part[piece.start : piece.end]
+            in_flight.add(self._reduction.start(self._reduction.wire(target, self._wire_dtype).zero_(), target))
+        in_flight.finish()
 
     def gather(self) -> None:
         for bucket in reversed(self._layout.buckets):

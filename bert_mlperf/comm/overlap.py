@@ -8,7 +8,6 @@ The order is fixed: buckets are reduced in the order of the layout (last layers 
 on every rank, whichever gradient is complete first. Each bucket is reduced once and gathered once per step.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -16,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_mlperf.comm.lanes import Lane, Pending
-from bert_mlperf.comm.reduction import Finish, Reduction
-from bert_mlperf.comm.shared_memory import IN_FLIGHT
+from bert_mlperf.comm.reduction import Finish, InFlight, Reduction
 from bert_mlperf.comm.wire import slices_of_buckets
 from bert_mlperf.optim.flat import FlatBuffers
 from bert_mlperf.optim.lamb import accurate_norm
@@ -37,7 +35,7 @@ class GradientReduction:
         self._pending: list[Pending] = []
         sizes = [bucket.size // flat.layout.num_shards for bucket in flat.layout.buckets]
         self._parts = [torch.empty(size, dtype=torch.float32, device=flat.weights.device) for size in sizes]
-        self._started: deque[tuple[Finish, Tensor]] = deque()  # slices on their way
+        self._in_flight = InFlight()  # slices on their way
         self._norms: list[Tensor] = []
         self._sums: list[tuple[str, Tensor]] = []
         self._is_open = False
@@ -95,16 +93,13 @@ class GradientReduction:
             target = self._parts[number][piece.start : piece.end]
             wire = self._reduction.wire(target, self._wire_dtype)
             self._sums += piece.fill(wire, gradients)
-            self._started.append((self._reduction.start(wire, target), target))
-            self._finish_all_but(IN_FLIGHT - 1)
+            self._in_flight.add(partial(self._finish, self._reduction.start(wire, target), target))
         if not self._lane.overlaps or number == len(self._slices) - 1:
-            self._finish_all_but(0)
+            self._in_flight.finish()
 
-    def _finish_all_but(self, number: int) -> None:
-        while len(self._started) > number:
-            finish, target = self._started.popleft()
-            finish()
-            self._norms.append(accurate_norm(target))  # while it is in the cache
+    def _finish(self, finish: Finish, target: Tensor) -> None:
+        finish()
+        self._norms.append(accurate_norm(target))  # while it is in the cache
 
 
 class WeightGather:

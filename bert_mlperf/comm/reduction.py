@@ -37,6 +37,23 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scat
 Finish = Callable[[], None]
 
 
+class InFlight:
+    """What was started and is not finished: at most IN_FLIGHT at a time, finished in the order of the starts."""
+
+    def __init__(self) -> None:
+        self._started: deque[Finish] = deque()
+
+    def add(self, finish: Finish) -> None:
+        """Notes one more, and finishes the first so that the next may be started."""
+        self._started.append(finish)
+        if len(self._started) == IN_FLIGHT:
+            self._started.popleft()()
+
+    def finish(self) -> None:
+        while self._started:
+            self._started.popleft()()
+
+
 class Reduction:
     """One strategy on the communicators of one lane. With one rank nothing is sent."""
 
@@ -156,20 +173,19 @@ def _exchange(sent: Mapping[int, Tensor], received: Mapping[int, Tensor], own: i
 def _hand_out(part: Tensor, parts: Tensor, own: int, slots: SharedSlots) -> None:
     """`parts` [S, size / S] becomes the `part` of every rank but this one, HANDED_OUT bytes at a time: the next ones
     are put into slots before the last ones are read."""
-    most, started = HANDED_OUT // part.itemsize, deque[tuple[int, Callable[[], list[Tensor]]]]()
+    most, in_flight = HANDED_OUT // part.itemsize, InFlight()
     for start in range(0, part.numel(), most):
         piece = part[start : start + most]
         slots.own(piece.numel(), part.dtype).copy_(piece)
-        started.append((start, slots.start(piece.numel(), part.dtype)))
-        if len(started) == 2:
-            _take_parts(parts, own, *started.popleft())
-    _take_parts(parts, own, *started.popleft())
+        here = parts[:, start : start + most]
+        in_flight.add(partial(_take_parts, here, own, slots.start(piece.numel(), part.dtype)))
+    in_flight.finish()
 
 
-def _take_parts(parts: Tensor, own: int, start: int, filled: Callable[[], list[Tensor]]) -> None:
+def _take_parts(parts: Tensor, own: int, filled: Callable[[], list[Tensor]]) -> None:
     for rank, slot in enumerate(filled()):
         if rank != own:
-            parts[rank, start : start + slot.numel()].copy_(slot)
+            parts[rank].copy_(slot)
 
 
 def _add_up(total: Tensor, parts: Sequence[Tensor]) -> None:

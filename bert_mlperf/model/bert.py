@@ -45,16 +45,18 @@ class BertForPreTraining(nn.Module):
         """The parts of the model that are computed one after the other, in the order of forward, with the names of
         their parameters."""
         parts = [self.embeddings, *self.encoder.layers, self.masked_lm, self.next_sentence]
-        names = {id(p): name for name, p in self.named_parameters()}
-        return {part: [names[id(p)] for p in part.parameters()] for part in parts}
+        return {part: self._names_of(part) for part in parts}
 
     def gradient_units(self) -> list[list[str]]:
         """Names of the parameters whose gradients are complete together, in the order of backward."""
         parts: list[nn.Module] = [self.embeddings]
         parts += [part for layer in self.encoder.layers for part in layer.children()]
         parts += [self.masked_lm, self.next_sentence]
-        names = {id(p): name for name, p in self.named_parameters()}
-        return [[names[id(p)] for p in part.parameters()] for part in parts[::-1]]
+        return [self._names_of(part) for part in parts[::-1]]
+
+    def _names_of(self, part: nn.Module) -> list[str]:
+        own = {id(p) for p in part.parameters()}
+        return [name for name, p in self.named_parameters() if id(p) in own]
 
     def logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Masked-LM logits [M, V] and next-sentence logits [B, 2] in the compute dtype."""

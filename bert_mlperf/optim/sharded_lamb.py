@@ -195,9 +195,10 @@ def blocks_of(layout: FlatLayout, ranges: Sequence[TensorRange], *, shard: int, 
     """The shard in blocks of at most `size` elements, none across buckets; what is adapted has rows, one behind the
     other."""
     blocks, rows = [], 0
+    in_order = sorted(enumerate(ranges), key=lambda item: item[1].start)
     for bucket, part in enumerate(layout.parts(shard)):
         length, found = part.end - part.start, []
-        for number, r in sorted(enumerate(ranges), key=lambda item: item[1].start):
+        for number, r in in_order:
             low, high = max(r.start, part.start) - part.start, min(r.end, part.end) - part.start
             if low < high:
                 found.append((number, low, high))

@@ -1,8 +1,10 @@
 """Ranks of one host hand each other parts in shared memory: to the bit what sockets give, and only where it can be."""
 
 import os
-import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,8 +14,8 @@ import torch.distributed as dist
 
 from bert_mlperf.comm import shared_memory
 from bert_mlperf.comm.control import Control
-from bert_mlperf.comm.reduction import Reduction
-from bert_mlperf.comm.shared_memory import SLOT
+from bert_mlperf.comm.reduction import InFlight, Reduction
+from bert_mlperf.comm.shared_memory import IN_FLIGHT, SLOT, TURNS
 from bert_mlperf.comm.topology import Topology, open_groups, step_groups
 from tests.dist.ranks import run_ranks
 
@@ -59,23 +61,37 @@ def test_the_same_bits_as_through_sockets(world, strategy, shards, dtype):
         assert is_shared and all(equal)
 
 
-def slow_reader(control: Control) -> list[float]:
-    """What rank 1 reads in its turns while rank 0 fills as fast as it can."""
-    slots = open_groups(Topology(control.rank, 2, 2), timeout_s=30).slots
+def slow_reader(control: Control, turns: int) -> list[bool]:
+    """Whether what this rank reads of each turn is whole and of that turn, with as many turns begun as may be, while
+    rank 1 reads late and rank 0 fills as soon as it may."""
+    slots, read = open_groups(Topology(control.rank, 2, 2), timeout_s=30).slots, []
     assert slots is not None
-    read = []
-    for turn in range(6):
-        slots.own(1000, torch.float32).fill_(10.0 * turn + control.rank)
-        filled = slots.start(1000, torch.float32)()
+
+    def take(turn: int, filled: Callable[[], list[torch.Tensor]]) -> None:
+        first, second = filled()
         if control.rank == 1:
-            threading.Event().wait(0.05)
-        read += [float(filled[0].min()), float(filled[0].max()), float(filled[1].mean())]
+            time.sleep(0.02)
+        read.append(bool((first == 10 * turn).all() and (second == 10 * turn + 1).all()))
+
+    in_flight = InFlight()
+    for turn in range(turns):
+        slots.own(1000, torch.float32).fill_(10.0 * turn + control.rank)
+        in_flight.add(partial(take, turn, slots.start(1000, torch.float32)))
+    in_flight.finish()
     return read
 
 
 def test_a_slot_is_not_filled_again_before_all_have_read_it():
-    wanted = [value for turn in range(6) for value in (10.0 * turn, 10.0 * turn, 10.0 * turn + 1)]
-    assert run_ranks(2, slow_reader) == [wanted, wanted]
+    assert run_ranks(2, slow_reader, 4 * TURNS) == 2 * [4 * TURNS * [True]]
+
+
+def too_few_turns(control: Control) -> list[bool]:
+    with patch.object(shared_memory, "TURNS", IN_FLIGHT):
+        return slow_reader(control, 4 * TURNS)
+
+
+def test_with_fewer_turns_a_slow_reader_reads_what_is_too_new():
+    assert not all(run_ranks(2, too_few_turns)[1])
 
 
 def shared_if(control: Control, fault: str) -> tuple[bool, bool]:
