@@ -69,4 +69,9 @@ def report(message: str, *, trace: str = "") -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     ignore_stop_signals()  # the agent stops the other ranks of a failed run, also those that are ending
-    sys.exit(code)
+    if code == 0:
+        sys.exit(0)
+    # threads that wait in a collective of a failed run abort the process while the interpreter takes itself down
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
