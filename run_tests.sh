@@ -3,6 +3,6 @@
 set -u
 cd "$(dirname "$(readlink -f "$0")")" || exit 1
 . ./setup_env.sh
-use_python "pytest, hypothesis, tensorflow" "[test,tf]"
+use_python "pytest, hypothesis, tensorflow, triton" "[test,tf,triton]"
 "$PYTHON" -m ruff check . && "$PYTHON" -m ruff format --check . && "$PYTHON" -m mypy || exit 1
 exec "$PYTHON" -m pytest "$@"

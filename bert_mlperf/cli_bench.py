@@ -23,6 +23,14 @@ def add_bench(commands: Any) -> None:
     _add_comm(subjects)
     _add_overlap(subjects)
     _add_peers(subjects)
+    step = subjects.add_parser("step", help="a training step of BERT on the CPU beside Hugging Face's")
+    step.add_argument("--model", default="bert-large", help="bert-large or bert-base (default: %(default)s)")
+    for name, default, what in (
+        ("samples", 4, "samples of a step"),
+        ("steps", 3, "measured steps of each"),
+        ("threads", 0, "CPU threads, 0: all cores"),
+    ):
+        step.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)")
 
 
 def _add_comm(subjects: Any) -> None:
@@ -96,6 +104,12 @@ def run_bench(options: argparse.Namespace) -> int:
         fields = ("layers", "hidden", "vocabulary", "samples", "max_length", "rounds", "steps")
         with raising_when_stopped():
             bench_peers(Settings(**{name: getattr(options, name) for name in fields}))
+    elif options.subject == "step":
+        from bert_mlperf.bench.step import Settings as StepSettings
+        from bert_mlperf.bench.step import bench_step
+
+        with raising_when_stopped():
+            bench_step(StepSettings(options.model, options.samples, options.steps, options.threads))
     else:
         from bert_mlperf.data_prep.bench import bench_prep
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from bert_mlperf.config.doctor import environment
 from bert_mlperf.config.sharding import sharding_plan
 from bert_mlperf.config.sharp import check_sharp
-from bert_mlperf.config.system import ResolvedSystem, load_system
+from bert_mlperf.config.system import ResolvedSystem, Run, load_system
 from bert_mlperf.errors import UserError
 from bert_mlperf.ranks import Place, start_ranks
 from bert_mlperf.train.stop import raise_when_stopped, raising_when_stopped
@@ -57,6 +57,7 @@ def launch(
     say(describe_system(resolved))
     with raising_when_stopped():
         check_devices(resolved)
+        say(f"kernels  {chosen_kernels(resolved.run)}")
         inputs = prepare_inputs(resolved)
         save_dir = None if save is None else open_folder(save, option="--save")
         results_dir = open_folder(results / resolved.name / "bert", option="--results")
@@ -131,6 +132,21 @@ def check_devices(resolved: ResolvedSystem) -> None:
             f"{resolved.path}: run.ranks_per_node is {run.ranks_per_node}, one CUDA device each, and this node has "
             f"{found}: {'lower it' if found else 'install a CUDA build of PyTorch and a driver'} or set run.device=cpu"
         )
+
+
+def chosen_kernels(run: Run) -> str:
+    """What the ranks will call, in words; the native kernels are built now, if need be. Raises UserError if `run.kernels`
+    cannot be had."""
+    import torch
+
+    from bert_mlperf.train.setup import kernels
+
+    on_cuda = run.device == "cuda" or (run.device == "auto" and torch.cuda.is_available())
+    names = kernels(run, torch.device("cuda" if on_cuda else "cpu")).names
+    kinds = sorted(set(names.values()))
+    if len(kinds) == 1:
+        return kinds[0]
+    return ", ".join(f"{kind} ({', '.join(k for k, v in names.items() if v == kind)})" for kind in kinds)
 
 
 def open_folder(folder: Path, *, option: str) -> Path:

@@ -1,84 +1,166 @@
 """Variable-length self-attention on unpadded tokens.
 
-    out[q] = sum_k dropout(softmax_k(q . k / sqrt(D))) v[k]      k over the tokens of the same sample
+    P = softmax_k(q . k / sqrt(D)) over the keys of the same sample;   out = drop(P) v
 
-Legend: B samples, Q query rows, T key rows, N heads, D head size, S longest sample. Sample b owns query rows
-[query_offsets[b], query_offsets[b + 1]) and key rows [key_offsets[b], key_offsets[b + 1]).
+Of forward only the output and the log-sum-exp of each row are kept, never a [Q, K] matrix.
+
+Legend: B samples, T tokens (keys), Q query rows, N heads, D head size. Sample b owns query rows [query_offsets[b],
+query_offsets[b + 1]) and tokens [key_offsets[b], key_offsets[b + 1]).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from bert_mlperf.kernels import attention_native as native_path
+from bert_mlperf.kernels.aot import AotCase
+from bert_mlperf.kernels.checks import check_shapes
+from bert_mlperf.kernels.compiled import compiled
+from bert_mlperf.kernels.dropout import Dropout, keep_attention
 
-def attention_reference(
-    q_QND: Tensor, k_TND: Tensor, v_TND: Tensor, query_offsets: Tensor, key_offsets: Tensor
-) -> Tensor:
-    """The equation above in the dtype of the inputs, sample by sample, without dropout: what the tests compare with."""
-    out_QND = torch.empty_like(q_QND)
-    for (q0, q1), (k0, k1) in zip(pairwise(query_offsets.tolist()), pairwise(key_offsets.tolist()), strict=True):
-        scores = torch.einsum("qnd,knd->nqk", q_QND[q0:q1], k_TND[k0:k1]) / math.sqrt(q_QND.shape[-1])
-        out_QND[q0:q1] = torch.einsum("nqk,knd->qnd", scores.softmax(-1), v_TND[k0:k1])
-    return out_QND
+NAME = "attention"
 
 
 @dataclass(frozen=True)
-class RaggedRows:
-    """Where the rows of unpadded samples lie in the dense [B, S] layout; made once per batch, used by every layer."""
+class AttentionRows:
+    """Where the rows of each sample lie; made once per batch, used by every layer."""
 
-    rows: Tensor | None  # int64 [rows]: index into [B * S], None when every sample has length S
-    num_samples: int
-    max_length: int
-    lengths_B: Tensor
+    query_offsets_B1: Tensor  # int32, on the device
+    key_offsets_B1: Tensor  # int32; in self-attention the same tensor
+    query_bounds: tuple[int, ...]  # the same numbers on the host
+    key_bounds: tuple[int, ...]
 
-    @classmethod
-    def from_offsets(cls, offsets_B1: Tensor, num_rows: int, max_length: int) -> "RaggedRows":
-        """`offsets_B1`: int32 bounds of the samples; the host knows offsets[-1] and the longest sample."""
-        num_samples = offsets_B1.numel() - 1
-        lengths_B = (offsets_B1[1:] - offsets_B1[:-1]).long()
-        rows = None
-        if num_rows != num_samples * max_length:
-            starts = torch.arange(num_samples, device=offsets_B1.device) * max_length - offsets_B1[:-1]
-            shift = torch.repeat_interleave(starts, lengths_B, output_size=num_rows)
-            rows = torch.arange(num_rows, device=offsets_B1.device) + shift
-        return cls(rows=rows, num_samples=num_samples, max_length=max_length, lengths_B=lengths_B)
+    @property
+    def num_samples(self) -> int:
+        return len(self.key_bounds) - 1
 
-    def to_dense(self, x_RND: Tensor) -> Tensor:
-        """[rows, N, D] -> [B, N, S, D], zero where there is no row."""
-        if self.rows is not None:
-            dense = x_RND.new_zeros(self.num_samples * self.max_length, *x_RND.shape[1:])
-            x_RND = dense.index_copy(0, self.rows, x_RND)
-        return x_RND.view(self.num_samples, self.max_length, *x_RND.shape[1:]).transpose(1, 2)
+    @property
+    def num_queries(self) -> int:
+        return self.query_bounds[-1]
 
-    def from_dense(self, x_BNSD: Tensor) -> Tensor:
-        """[B, N, S, D] -> [rows, N, D]."""
-        flat = x_BNSD.transpose(1, 2).flatten(0, 1)
-        return flat if self.rows is None else flat.index_select(0, self.rows)
+    @property
+    def num_keys(self) -> int:
+        return self.key_bounds[-1]
 
-    def key_mask(self) -> Tensor | None:
-        """Boolean [B, 1, 1, S], True where a key exists; None when every sample is full."""
-        if self.rows is None:
-            return None
-        steps = torch.arange(self.max_length, device=self.lengths_B.device)
-        return (steps < self.lengths_B[:, None])[:, None, None, :]
+    @property
+    def max_queries(self) -> int:
+        return max((end - start for start, end in pairwise(self.query_bounds)), default=0)
+
+    @property
+    def max_keys(self) -> int:
+        return max((end - start for start, end in pairwise(self.key_bounds)), default=0)
 
 
-def attention(
-    q_QND: Tensor,
-    k_TND: Tensor,
-    v_TND: Tensor,
+def attention_reference(
+    packed_T3ND: Tensor,
+    rows: AttentionRows,
     *,
-    queries: RaggedRows,
-    keys: RaggedRows,
-    key_mask: Tensor | None,
-    dropout: float = 0.0,
+    queries_QND: Tensor | None = None,
+    dropout: Dropout | None = None,
 ) -> Tensor:
-    """The equation above through torch's scaled_dot_product_attention on the dense layout. Returns [Q, N, D]."""
-    out_BNSD = F.scaled_dot_product_attention(
-        queries.to_dense(q_QND), keys.to_dense(k_TND), keys.to_dense(v_TND), attn_mask=key_mask, dropout_p=dropout
-    )
-    return queries.from_dense(out_BNSD)
+    """The equation above, sample by sample; [Q, N, D] in the dtype of the inputs.
+
+    `packed_T3ND` [T, 3, N, D] holds query, key and value of every token. With `queries_QND` [Q, N, D] it holds key and value
+    only, [T, 2, N, D]. `dropout` has the samples and positions of the query rows.
+    """
+    q_QND, kv_T2ND = unpack(packed_T3ND, rows, queries_QND, dropout)
+    dtype = torch.promote_types(q_QND.dtype, torch.float32)
+    out = [q_QND[:0]]
+    for (q0, q1), (k0, k1) in zip(pairwise(rows.query_bounds), pairwise(rows.key_bounds), strict=True):
+        k_KND, v_KND = kv_T2ND[k0:k1].to(dtype).unbind(1)
+        scores_NQK = torch.einsum("qnd,knd->nqk", q_QND[q0:q1].to(dtype), k_KND) / math.sqrt(q_QND.shape[2])
+        weights_NQK = scores_NQK.softmax(-1)
+        if dropout is not None:
+            of_sample = replace(dropout, samples_R=dropout.samples_R[q0:q1], positions_R=dropout.positions_R[q0:q1])
+            keep = [keep_attention(of_sample, head, k1 - k0) for head in range(q_QND.shape[1])]
+            weights_NQK = weights_NQK * (torch.stack(keep) * dropout.scale).to(dtype)
+        out.append(torch.einsum("nqk,knd->qnd", weights_NQK, v_KND).to(q_QND.dtype))
+    return torch.cat(out)
+
+
+def unpack(
+    packed: Tensor, rows: AttentionRows, queries_QND: Tensor | None, dropout: Dropout | None
+) -> tuple[Tensor, Tensor]:
+    """Queries [Q, N, D] and [T, 2, N, D] keys and values, views of what was given. ValueError if they do not go together."""
+    parts = 3 if queries_QND is None else 2
+    if packed.dim() != 4 or packed.shape[1] != parts:
+        what = "query, key and value" if parts == 3 else "key and value, beside queries_QND"
+        raise ValueError(f"{NAME}: packed has shape {tuple(packed.shape)}, expected [tokens, {parts}, heads, size]: {what}")
+    q_QND = packed[:, 0] if queries_QND is None else queries_QND
+    heads, size = packed.shape[2:]
+    check_shapes(NAME, packed.dtype, queries_QND=(q_QND, (rows.num_queries, heads, size)))
+    if packed.shape[0] != rows.num_keys:
+        raise ValueError(f"{NAME}: packed has {packed.shape[0]} tokens, expected {rows.num_keys}, where the offsets end")
+    for name, bounds in (("query", rows.query_bounds), ("key", rows.key_bounds)):
+        if bounds[0] != 0 or any(end < start for start, end in pairwise(bounds)):
+            raise ValueError(f"{NAME}: {name}_bounds are {bounds}, expected ascending numbers from 0 on")
+    if len(rows.query_bounds) != len(rows.key_bounds):
+        raise ValueError(
+            f"{NAME}: the queries are those of {len(rows.query_bounds) - 1} samples, the keys of {rows.num_samples}"
+        )
+    if dropout is not None and dropout.samples_R.shape[0] != rows.num_queries:
+        raise ValueError(f"{NAME}: dropout has {dropout.samples_R.shape[0]} rows, expected {rows.num_queries}")
+    return q_QND, packed[:, -2:]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, packed: Tensor, queries: Tensor | None, rows: AttentionRows, dropout: Dropout | None, launch: Any
+    ) -> Tensor:
+        q_QND, kv_T2ND = unpack(packed, rows, queries, dropout)
+        out_QND, lse_NQ = launch.forward(q_QND, kv_T2ND, rows, dropout)
+        ctx.save_for_backward(packed, queries, out_QND, lse_NQ)
+        ctx.rows, ctx.dropout, ctx.launch = rows, dropout, launch
+        return out_QND
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream_QND: Tensor) -> tuple[Tensor | None, ...]:
+        packed, queries, out_QND, lse_NQ = ctx.saved_tensors
+        dpacked = torch.empty_like(packed)
+        dqueries = None if queries is None else torch.empty_like(queries)
+        q_QND, kv_T2ND = unpack(packed, ctx.rows, queries, ctx.dropout)
+        dq_QND = dpacked[:, 0] if dqueries is None else dqueries
+        saved = (q_QND, kv_T2ND, out_QND, lse_NQ, upstream_QND.contiguous())
+        ctx.launch.backward(*saved, dq_QND, dpacked[:, -2:], ctx.rows, ctx.dropout)
+        return dpacked, dqueries, None, None, None
+
+
+def _call(
+    path: Any, packed: Tensor, rows: AttentionRows, queries_QND: Tensor | None, dropout: Dropout | None
+) -> Tensor:
+    unpack(packed, rows, queries_QND, dropout)
+    path.check(packed)
+    queries = None if queries_QND is None else queries_QND.contiguous()
+    return _Attention.apply(packed.contiguous(), queries, rows, dropout, path)
+
+
+def attention_native(
+    packed_T3ND: Tensor,
+    rows: AttentionRows,
+    *,
+    queries_QND: Tensor | None = None,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """The reference's values from C++. ValueError on shapes or dtypes that do not go together; Unsupported in fp16 and for
+    heads above 256."""
+    return _call(native_path, packed_T3ND, rows, queries_QND, dropout)
+
+
+OPERATIONS = {
+    NAME: {
+        "reference": attention_reference,
+        "native": attention_native,
+        "compiled": compiled(attention_reference),
+    }
+}
+
+
+def aot_cases() -> list[AotCase]:
+    return []

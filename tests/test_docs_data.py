@@ -85,7 +85,7 @@ def test_training_reads_the_result(folder: Path) -> None:
         accumulation_steps=1,
         rank=1,
         world_size=2,
-        collate=lambda samples: samples,
+        collate=lambda samples, _: samples,
     ) as loader:
         step = next(loader)
     assert step.global_samples == 8 and step.micro_batches[0].num_samples == 4

@@ -18,7 +18,6 @@ from bert_mlperf.comm.lanes import Lane, Pending
 from bert_mlperf.comm.reduction import Finish, InFlight, Reduction
 from bert_mlperf.comm.wire import slices_of_buckets
 from bert_mlperf.optim.flat import FlatBuffers
-from bert_mlperf.optim.lamb import accurate_norm
 from bert_mlperf.optim.layout import TensorRange
 from bert_mlperf.optim.sharded_lamb import Reduced
 
@@ -33,10 +32,10 @@ class GradientReduction:
         self._wire_dtype = wire_dtype
         self._missing: list[set[str]] = []
         self._pending: list[Pending] = []
-        sizes = [bucket.size // flat.layout.num_shards for bucket in flat.layout.buckets]
-        self._parts = [torch.empty(size, dtype=torch.float32, device=flat.weights.device) for size in sizes]
+        self._shard = torch.empty(flat.layout.shard_size, dtype=torch.float32, device=flat.weights.device)
+        self._parts = [self._shard[part.shard_start : part.shard_end] for part in flat.layout.parts(flat.shard)]
         self._in_flight = InFlight()  # slices on their way
-        self._norms: list[Tensor] = []
+        self._squares: list[Tensor] = []  # of each slice
         self._sums: list[tuple[str, Tensor]] = []
         self._is_open = False
 
@@ -49,7 +48,7 @@ class GradientReduction:
         """Called before the last backward of a step: the gradients that it completes may be reduced."""
         assert not self._is_open and not self._pending, "the step before was not finished"
         self._missing = [set(bucket.parameters) for bucket in self._flat.layout.buckets]
-        self._sums, self._norms = [], []
+        self._sums, self._squares = [], []
         self._is_open = True
 
     def finish(self) -> Reduced:
@@ -62,7 +61,7 @@ class GradientReduction:
             pending.wait()
         assert len(self._pending) == len(self._flat.layout.buckets), "every bucket is reduced once"
         self._pending = []
-        return Reduced(self._parts, torch.stack(self._norms).double().square().sum())
+        return Reduced(self._shard, torch.stack(self._squares).sum())
 
     def not_finite(self, ranges: Sequence[TensorRange]) -> list[str]:
         """Names of the tensors in whose parameters this rank's own gradient held Inf or NaN in the last step."""
@@ -93,13 +92,12 @@ class GradientReduction:
             target = self._parts[number][piece.start : piece.end]
             wire = self._reduction.wire(target, self._wire_dtype)
             self._sums += piece.fill(wire, gradients)
-            self._in_flight.add(partial(self._finish, self._reduction.start(wire, target), target))
+            self._in_flight.add(partial(self._finish, self._reduction.start(wire, target)))
         if not self._lane.overlaps or number == len(self._slices) - 1:
             self._in_flight.finish()
 
-    def _finish(self, finish: Finish, target: Tensor) -> None:
-        finish()
-        self._norms.append(accurate_norm(target))  # while it is in the cache
+    def _finish(self, finish: Finish) -> None:
+        self._squares.append(finish())
 
 
 class WeightGather:
@@ -117,7 +115,7 @@ class WeightGather:
             module.register_forward_pre_hook(partial(self._wait_for, sorted({bucket_of[name] for name in names})))
 
     def start(self) -> None:
-        """Begins to hand out the weights as they stand in the shards."""
+        """Begins to hand out the weights as the optimizer has left them in this rank's parts of the buffer."""
         assert not self._pending, "the weights of the step before were not all used"
         for number in reversed(range(len(self._flat.layout.buckets))):
             self._pending[number] = self._lane.submit(partial(self._gather, number), name=f"gather {number}")
@@ -141,5 +139,6 @@ class WeightGather:
                 self._pending.pop(number).wait()
 
     def _gather(self, number: int) -> None:
-        bucket, new = self._flat.layout.buckets[number], self._flat.shard_parts[number]
-        self._reduction.gather(new.to(self._flat.weights.dtype), self._flat.weights[bucket.start : bucket.end])
+        bucket, weights = self._flat.layout.buckets[number], self._flat.weights
+        own = self._flat.layout.part(bucket, self._flat.shard)
+        self._reduction.gather(weights[own.start : own.end], weights[bucket.start : bucket.end])

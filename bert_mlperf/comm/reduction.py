@@ -15,7 +15,6 @@ between ranks of one host, not sent at all (comm/shared_memory.py).
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from bert_mlperf.comm.shared_memory import IN_FLIGHT, SLOT, SharedSlots
 from bert_mlperf.comm.topology import Groups, Topology
+from bert_mlperf.kernels.registry import Kernels, select
 
 STRATEGIES = ("flat", "node", "hierarchical")
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,16 +34,16 @@ _all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_ten
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-Finish = Callable[[], None]
+Finish = Callable[[], Tensor]  # waits until a sum is there; its squared norm (float64, 0-dimensional)
 
 
 class InFlight:
     """What was started and is not finished: at most IN_FLIGHT at a time, finished in the order of the starts."""
 
     def __init__(self) -> None:
-        self._started: deque[Finish] = deque()
+        self._started: deque[Callable[[], object]] = deque()
 
-    def add(self, finish: Finish) -> None:
+    def add(self, finish: Callable[[], object]) -> None:
         """Notes one more, and finishes the first so that the next may be started."""
         self._started.append(finish)
         if len(self._started) == IN_FLIGHT:
@@ -57,12 +57,14 @@ class InFlight:
 class Reduction:
     """One strategy on the communicators of one lane. With one rank nothing is sent."""
 
-    def __init__(self, topology: Topology, groups: Groups, *, strategy: str) -> None:
+    def __init__(self, topology: Topology, groups: Groups, *, strategy: str, kernels: Kernels | None = None) -> None:
+        """Without `kernels` they are chosen by the device of what is added up."""
         assert strategy in STRATEGIES
         assert strategy != "flat" or topology.num_replicas == 1, "flat shards over all ranks"
         self.topology = topology
         self.strategy = strategy
         self._groups = groups
+        self._kernels = kernels
         self._kept: dict[tuple[str, int], Tensor] = {}  # for new memory is slow
         self._turn = 0  # which of IN_FLIGHT: one is filled while the others are on their way
 
@@ -81,13 +83,14 @@ class Reduction:
         """Begins to sum all ranks' `bucket` (wire dtype [size], from `wire`, maybe overwritten) into `part` (fp32
         [size / S], this rank's); what it returns waits until the sum is there. IN_FLIGHT may be begun at a time."""
         if self.strategy == "node":
-            return _then(_all_reduce(bucket, self._groups.world), self._take_own, bucket, part)
-        scattered = self._reduce_scatter(bucket, part)
+            own = bucket.view(self.topology.shard_group_size, -1)[self.topology.shard]
+            return self._then_add_up(_all_reduce(bucket, self._groups.world), [own], part)
         if self.topology.num_replicas == 1:
-            return scattered
-        scattered()
-        wire = part.to(bucket.dtype)  # the same storage for an fp32 wire
-        return _then(_all_reduce(wire, self._groups.replica), _copy, part, wire)
+            return self._reduce_scatter(bucket, part)
+        is_wire = part.dtype == bucket.dtype
+        wire = part if is_wire else self._room("replicas", part.numel(), bucket.dtype, part.device)
+        self._reduce_scatter(bucket, wire)()
+        return self._then_add_up(_all_reduce(wire, self._groups.replica), [wire], part)
 
     def gather(self, part: Tensor, bucket: Tensor) -> None:
         """`bucket` [size] becomes the parts of all ranks of the shard group, `part` [size / S] this rank's one."""
@@ -106,25 +109,38 @@ class Reduction:
         """Replaces `values` by their sum over the shard group."""
         _all_reduce(values, self._groups.shard)()
 
-    def _take_own(self, bucket: Tensor, part: Tensor) -> None:
-        _copy(part, bucket.view(self.topology.shard_group_size, -1)[self.topology.shard])
-
     def _reduce_scatter(self, bucket: Tensor, part: Tensor) -> Finish:
+        """Into `part`, fp32 or of the bucket's dtype."""
         group, slots, own = self._groups.shard, self._groups.slots, self.topology.shard
         sent = bucket.view(-1, part.numel())
         if group is None:
-            return partial(_copy, part, bucket)
+            return partial(self._add_up, [bucket], part)
         if dist.get_backend(group) == "nccl":
             summed = torch.empty_like(bucket[: part.numel()])
             _reduce_scatter_single(summed, bucket, op=dist.ReduceOp.SUM, group=group)
-            return partial(_copy, part, summed)
+            return partial(self._add_up, [summed], part)
         if slots is not None:
             filled = slots.start(bucket.numel(), bucket.dtype)
-            return lambda: _add_up(part, [slot.view_as(sent)[own] for slot in filled()])
+            return lambda: self._add_up([slot.view_as(sent)[own] for slot in filled()], part)
         received = dict(enumerate(self._room("received", bucket.numel(), bucket.dtype, bucket.device).view_as(sent)))
         arrived = _exchange(dict(enumerate(sent)), received, own, group)
         received[own] = sent[own]
-        return _then(arrived, _add_up, part, [received[rank] for rank in range(len(sent))])
+        return self._then_add_up(arrived, [received[rank] for rank in range(len(sent))], part)
+
+    def _then_add_up(self, arrived: Callable[[], None], parts: Sequence[Tensor], part: Tensor) -> Finish:
+        """Waits until the parts are there, and adds them up."""
+
+        def finish() -> Tensor:
+            arrived()
+            return self._add_up(parts, part)
+
+        return finish
+
+    def _add_up(self, parts: Sequence[Tensor], part: Tensor) -> Tensor:
+        """`part` becomes the sum of the parts, in their order (one may be `part` itself); its squared norm."""
+        if self._kernels is None:
+            self._kernels = select(part.device)
+        return self._kernels.grad_norm_cast(parts, part)
 
     def _room(self, use: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory of the turn, [numel], whatever it holds: the same for all calls of one use."""
@@ -135,16 +151,6 @@ class Reduction:
         return kept[:numel]
 
 
-def _then(first: Finish, second: Callable[..., None], *arguments: Any) -> Finish:
-    """Both, one after the other."""
-
-    def finish() -> None:
-        first()
-        second(*arguments)
-
-    return finish
-
-
 def _wait_for(works: Sequence[dist.Work | None]) -> None:
     for work in works:
         if work is not None:
@@ -152,17 +158,19 @@ def _wait_for(works: Sequence[dist.Work | None]) -> None:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    """One shard in fp32 has both in the same storage."""
+    """What is handed out may lie where it belongs."""
     if target.data_ptr() != source.data_ptr():
         target.copy_(source)
 
 
-def _all_reduce(values: Tensor, group: dist.ProcessGroup | None) -> Finish:
+def _all_reduce(values: Tensor, group: dist.ProcessGroup | None) -> Callable[[], None]:
     works = [] if group is None else [dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group, async_op=True)]
     return partial(_wait_for, works)
 
 
-def _exchange(sent: Mapping[int, Tensor], received: Mapping[int, Tensor], own: int, group: dist.ProcessGroup) -> Finish:
+def _exchange(
+    sent: Mapping[int, Tensor], received: Mapping[int, Tensor], own: int, group: dist.ProcessGroup
+) -> Callable[[], None]:
     """Sends every other rank of the group its tensor and receives one of it; nothing goes to `own`, this rank."""
     others = [rank for rank in sent if rank != own]
     works = [dist.irecv(received[rank], group=group, group_src=rank) for rank in others]
@@ -186,13 +194,3 @@ def _take_parts(parts: Tensor, own: int, filled: Callable[[], list[Tensor]]) -> 
     for rank, slot in enumerate(filled()):
         if rank != own:
             parts[rank].copy_(slot)
-
-
-def _add_up(total: Tensor, parts: Sequence[Tensor]) -> None:
-    """`total` (fp32) becomes the sum of at least two parts, in their order."""
-    if parts[0].dtype == total.dtype:
-        torch.add(parts[0], parts[1], out=total)
-    else:
-        total.copy_(parts[0]).add_(parts[1])
-    for part in parts[2:]:
-        total.add_(part)

@@ -34,6 +34,18 @@ def _named_model(value: Any) -> Any:
     return NAMED_MODELS[value]
 
 
+Implementation = Literal["auto", "reference", "native", "triton", "compiled", "library"]
+Kernel = Literal[
+    "embedding_layer_norm",
+    "dropout_add_layer_norm",
+    "bias_gelu",
+    "attention",
+    "linear_cross_entropy",
+    "lamb",
+    "grad_norm_cast",
+]
+
+
 class Data(BaseModel):
     """Where the samples are: a folder of shards or one file. ${NAME} is replaced by the environment variable.
 
@@ -82,6 +94,12 @@ class Run(BaseModel):
         description="Whether the all-reduce between nodes asks for SHARP; require ends the run where it cannot.",
     )
     overlap: bool = Field(default=True, description="Whether ranks talk under backward and forward.")
+    kernels: Implementation | dict[Kernel, Implementation] = Field(
+        default="auto", description="Implementation of all kernels, or of each by name; auto chooses for the device."
+    )
+    recompute: Annotated[int, Field(ge=1)] | Literal["none", "attention"] = Field(
+        default="none", description="What backward computes again to save memory: nothing, attention, every n-th layer."
+    )
     target_accuracy: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=rules.TARGET_ACCURACY,
         description="Masked-LM accuracy, as a share, at which a run ends; null trains to max_samples.",

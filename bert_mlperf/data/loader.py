@@ -25,7 +25,7 @@ class StepSamples(Generic[T]):
     """What one rank needs for one step. The counts are those of the global batch, known without communication."""
 
     step: int  # 0-based
-    micro_batches: list[T]  # collate(samples) of this rank's micro-batches, in order
+    micro_batches: list[T]  # collate(samples, indices) of this rank's micro-batches, in order
     global_samples: int
     global_masked: int
     global_tokens: int
@@ -35,7 +35,7 @@ class Loader(Generic[T]):
     """Endless steps from `start_step` on, `prefetch` of them ready ahead.
 
     Step k holds the samples `global_batch_ids(seed, k, ...)`; rank r's accumulation a takes positions
-    (a * world_size + r) * micro_batch_size onwards. An error in the thread is raised in the consumer. Close it, or use
+    (a * world_size + r) * micro_batch_size onwards, and `collate` gets them with these positions. An error in the thread is raised in the consumer. Close it, or use
     it as a context manager.
     """
 
@@ -49,7 +49,7 @@ class Loader(Generic[T]):
         accumulation_steps: int,
         rank: int,
         world_size: int,
-        collate: Callable[[Samples], T],
+        collate: Callable[[Samples, np.ndarray], T],
         start_step: int = 0,
         prefetch: int = 2,
     ) -> None:
@@ -125,10 +125,10 @@ class Loader(Generic[T]):
     def _load(self, step: int) -> StepSamples[T]:
         ids = global_batch_ids(self._seed, step, self._shards.num_samples, self._global_batch_size)
         size = self._micro_batch_size
-        own = [ids[first : first + size] for first in self._first_positions]
+        own = [np.arange(first, first + size) for first in self._first_positions]
         return StepSamples(
             step=step,
-            micro_batches=[self._collate(self._shards.take(micro)) for micro in own],
+            micro_batches=[self._collate(self._shards.take(ids[positions]), positions) for positions in own],
             global_samples=len(ids),
             global_masked=int(self._shards.masked_counts[ids].sum(dtype=np.int64)),
             global_tokens=int(self._shards.lengths[ids].sum(dtype=np.int64)),

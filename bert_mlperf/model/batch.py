@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bert_mlperf.data.samples import Samples
+from bert_mlperf.kernels.attention import AttentionRows
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Batch:
     input_ids_T: Tensor  # int64
     segment_ids_T: Tensor  # int64, 0 or 1
     positions_T: Tensor  # int64, position inside the sample
+    samples_T: Tensor  # int32, index in the global batch of the sample that a token belongs to (dropout counts with it)
     offsets_B1: Tensor  # int32, sample b owns tokens [offsets[b], offsets[b + 1]) (flash-attention's cu_seqlens)
     query_tokens_Q: Tensor  # int64, token index of each query row of the last layer
     query_offsets_B1: Tensor  # int32, sample b owns query rows [query_offsets[b], query_offsets[b + 1])
@@ -32,8 +34,8 @@ class Batch:
     masked_rows_M: Tensor  # int64, query row of each masked token
     masked_labels_M: Tensor  # int64, original token ids
     next_sentence_labels_B: Tensor  # int64, 0 = real next segment, 1 = random
-    max_length: int
-    max_queries: int
+    bounds: tuple[int, ...]  # offsets_B1 on the host
+    query_bounds: tuple[int, ...]
 
     @property
     def num_samples(self) -> int:
@@ -47,6 +49,14 @@ class Batch:
     def num_masked(self) -> int:
         return self.masked_labels_M.numel()
 
+    def token_rows(self) -> AttentionRows:
+        """Every token asks all tokens of its sample."""
+        return AttentionRows(self.offsets_B1, self.offsets_B1, self.bounds, self.bounds)
+
+    def query_rows(self) -> AttentionRows:
+        """In the last layer [CLS] and the masked tokens ask."""
+        return AttentionRows(self.query_offsets_B1, self.offsets_B1, self.query_bounds, self.bounds)
+
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device (asynchronously from pinned memory)."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -54,8 +64,10 @@ class Batch:
         return replace(self, **moved)
 
 
-def make_batch(samples: Samples) -> Batch:
-    """A `Batch` on the CPU from flat ragged `samples` (numpy)."""
+def make_batch(samples: Samples, indices_B: np.ndarray | None = None) -> Batch:
+    """A `Batch` on the CPU from flat ragged `samples` (numpy). `indices_B`: their indices in the global batch (without them
+    0, 1, ...)."""
+    indices_B = np.arange(samples.num_samples) if indices_B is None else indices_B
     offsets, lengths = samples.offsets, samples.lengths
     masked_counts = samples.masked_counts
     num_samples = samples.num_samples
@@ -70,6 +82,7 @@ def make_batch(samples: Samples) -> Batch:
         input_ids_T=_int64(samples.input_ids),
         segment_ids_T=_int64(samples.segment_ids),
         positions_T=_int64(positions),
+        samples_T=torch.from_numpy(np.repeat(indices_B, lengths).astype(np.int32)),
         offsets_B1=torch.from_numpy(offsets.astype(np.int32)),
         query_tokens_Q=_int64(query_tokens),
         query_offsets_B1=torch.from_numpy(query_offsets.astype(np.int32)),
@@ -77,8 +90,8 @@ def make_batch(samples: Samples) -> Batch:
         masked_rows_M=_int64(masked_rows),
         masked_labels_M=_int64(samples.masked_ids),
         next_sentence_labels_B=_int64(samples.next_sentence_labels),
-        max_length=int(lengths.max()),
-        max_queries=int(masked_counts.max()) + 1,
+        bounds=tuple(offsets.tolist()),
+        query_bounds=tuple(query_offsets.tolist()),
     )
 
 

@@ -3,10 +3,11 @@
     weights        compute dtype   [size]         what the model reads: its parameters are views
     accumulated    fp32            [size]         sum over micro-batches; only where the compute dtype is not fp32 and a
                                                   step has several
-    shard_parts    fp32            [size / S]     what the optimizer updates, this rank's part of each bucket
+    masters        fp32            [size / S]     what the optimizer updates, this rank's part of each bucket; in fp32
+                                                  these are in the weights, and `masters` is all of them, [size]
+    shard_parts    fp32                           the same bucket by bucket: views of `masters`
 
-In fp32 the parts are views of the weights, otherwise they have a storage of their own. Gradients have no buffer here:
-backward hands each parameter its own, and it is let go as soon as it is on the wire.
+Gradients have no buffer here: backward hands each parameter its own, and it is let go as soon as it is on the wire.
 """
 
 from collections.abc import Mapping
@@ -33,9 +34,13 @@ class FlatBuffers:
         self.accumulated = None
         if dtype != torch.float32 and accumulation_steps > 1:
             self.accumulated = torch.zeros(layout.size, dtype=torch.float32, device=device)
-        self.shard_parts = [self.weights[part.start : part.end] for part in layout.parts(shard)]
-        if dtype != torch.float32:
-            self.shard_parts = [torch.zeros(part.numel(), device=device) for part in self.shard_parts]
+        parts = layout.parts(shard)
+        if dtype == torch.float32:
+            self.masters = self.weights
+            self.shard_parts = [self.weights[part.start : part.end] for part in parts]
+        else:
+            self.masters = torch.zeros(layout.shard_size, device=device)
+            self.shard_parts = [self.masters[part.shard_start : part.shard_end] for part in parts]
         self.load({name: p.detach().float() for name, p in self.parameters.items()})
         weights = self.split(self.weights)
         for name, parameter in self.parameters.items():
@@ -45,6 +50,11 @@ class FlatBuffers:
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat buffer by parameter name, in each parameter's shape."""
         return {slot.name: flat[slot.start : slot.end].view(slot.shape) for slot in self.layout.slots.values()}
+
+    @property
+    def rounded(self) -> Tensor | None:
+        """The weights where they are not fp32: whoever changes the masters rounds them into this rank's parts of it."""
+        return None if self.weights is self.masters else self.weights
 
     @property
     def shard_weights(self) -> Tensor:

@@ -191,7 +191,7 @@ def memory(plan: ShardingPlan, topology: Topology, state: TrainState, *, backend
         state=size(*masters, optimizer.first_moment, optimizer.second_moment),
         reduced=layout.shard_size * torch.float32.itemsize,
         buffers=largest_buffers(
-            plan, topology, layout, flat.weights.dtype, backend=backend, ranks_per_node=ranks_per_node
+            plan, topology, layout, backend=backend, ranks_per_node=ranks_per_node
         ),
     )
 
@@ -200,20 +200,20 @@ def largest_buffers(
     plan: ShardingPlan,
     topology: Topology,
     layout: FlatLayout,
-    dtype: torch.dtype,
     *,
     backend: str,
     ranks_per_node: int,
 ) -> int:
-    """What reducing and gathering the largest bucket need beside the state, in bytes (see comm/reduction.py)."""
+    """What reducing the largest bucket needs beside the state, in bytes (see comm/reduction.py)."""
     wire, shards = WIRE_DTYPES[plan.wire], topology.shard_group_size
     bucket = max(bucket.size for bucket in layout.buckets)
     on_wire = bucket if backend == "nccl" else min(bucket, max(SLICE // shards // ALIGNMENT, 1) * ALIGNMENT * shards)
     wires = 0 if shards == 1 and wire == torch.float32 else IN_FLIGHT * on_wire * wire.itemsize
-    gathered = 0 if dtype == torch.float32 else bucket // shards * dtype.itemsize
     is_scattered = plan.strategy != "node" and shards > 1
+    of_replicas = plan.strategy == "hierarchical" and topology.num_replicas > 1 and wire != torch.float32
+    parts = IN_FLIGHT * (on_wire // shards) * wire.itemsize if of_replicas else 0
     if backend == "nccl":
-        return wires + max(on_wire // shards * wire.itemsize if is_scattered else 0, gathered)
+        return wires + parts + (on_wire // shards * wire.itemsize if is_scattered else 0)
     if shards > 1 and ranks_per_node % shards == 0:  # slots of both lanes
-        return 2 * TURNS * SLOT + (0 if is_scattered else wires) + gathered
-    return wires + (wires if is_scattered else 0) + gathered
+        return 2 * TURNS * SLOT + parts + (0 if is_scattered else wires)
+    return wires + parts + (wires if is_scattered else 0)

@@ -24,17 +24,14 @@ class Accuracy:
 
 @torch.no_grad()
 def evaluate(model: BertForPreTraining, batches: Iterable[Batch], control: Control, device: torch.device) -> Accuracy:
-    """Accuracy over the batches of all ranks. Leaves the model's training flag and the random state as they were.
+    """Accuracy over the batches of all ranks.
 
     A rank may have no batch at all. Raises ValueError if no rank has a masked token.
     """
-    was_training = model.training
-    model.eval()
     counts_2 = torch.zeros(2, dtype=torch.int64, device=device)
     for batch in batches:
         counts_2[0] += model.count_correct(batch.to(device))
         counts_2[1] += batch.num_masked
-    model.train(was_training)
     control.sum(counts_2)
     correct, total = counts_2.tolist()
     if total == 0:

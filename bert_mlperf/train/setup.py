@@ -21,6 +21,8 @@ from bert_mlperf.config.system import Run
 from bert_mlperf.data.loader import Loader, StepSamples, evaluation_samples
 from bert_mlperf.data.samples import Samples
 from bert_mlperf.data.shards import ShardSet
+from bert_mlperf.errors import UserError
+from bert_mlperf.kernels.registry import Kernels, select
 from bert_mlperf.model.batch import Batch, make_batch
 from bert_mlperf.model.bert import BertForPreTraining, build_model
 from bert_mlperf.model.tensors import TensorSpec, tensor_specs
@@ -76,14 +78,22 @@ def build_state(
     """Model, flat buffers, shards and optimizer; weights drawn or from the checkpoint (rank 0 reads it), equal on all
     ranks. Moments and step start at zero whatever the checkpoint holds. `plan` is what `train.sharding` decided."""
     plan = plan or sharding_plan(run, world_size=control.world_size)
-    model = build_model(run.model, seed=derived_seed(seed, "weights"))
+    model = build_model(run.model, seed=derived_seed(seed, "weights"), kernels=kernels(run, device), recompute=run.recompute)
     if checkpoint is not None and control.rank == 0:
         model.load_state_dict(load_weights(Path(checkpoint), run.model), strict=True)
     model = model.to(device)
     for parameter in model.parameters():
         control.broadcast(parameter.data)
-    torch.manual_seed(derived_seed(seed, "dropout", control.rank))
-    return shard_state(model, run, plan, control, device, sharp=sharp_request(run, plan, control, device))
+    sharp = sharp_request(run, plan, control, device)
+    return shard_state(model, run, plan, control, device, dropout_seed=derived_seed(seed, "dropout"), sharp=sharp)
+
+
+def kernels(run: Run, device: torch.device) -> Kernels:
+    """The operations of the run. UserError if `run.kernels` cannot be had."""
+    try:
+        return select(device, run.kernels)
+    except ValueError as error:
+        raise UserError(f"{error}.") from None
 
 
 def shard_state(
@@ -92,6 +102,8 @@ def shard_state(
     plan: ShardingPlan,
     control: Control,
     device: torch.device,
+    *,
+    dropout_seed: int = 0,
     sharp: SharpRequest | None = None,
 ) -> TrainState:
     """The state of a model (its fp32 weights are equal on all ranks) that trains as `plan` says."""
@@ -106,16 +118,15 @@ def shard_state(
     )
 
     def reduction(groups: Groups) -> Reduction:
-        return Reduction(topology, groups, strategy=plan.strategy)
+        return Reduction(topology, groups, strategy=plan.strategy, kernels=model.kernels)
 
     optimizer = ShardedLamb(
-        layout,
+        flat,
         [tensor_range(spec, layout) for spec in tensor_specs(run.model)],
         run.recipe,
-        shard=topology.shard,
-        weights=flat.shard_parts,
         sum_over_shards=reduction(step_groups(topology, timeout_s=run.timeout_s)).sum_over_shards,
         can_skip=run.precision == "fp16",
+        kernels=model.kernels,
     )
     recorder = Recorder(device)
     lanes = [Lane(name, device, overlap=plan.overlap, recorder=recorder) for name in (REDUCE, GATHER)]
@@ -125,7 +136,7 @@ def shard_state(
     weights = WeightGather(flat, reduction(open_groups(topology, timeout_s=run.timeout_s)), lanes[1])
     weights.watch(model.units())
     scale = LossScale(device, dynamic=run.precision == "fp16")
-    return TrainState(model, flat, optimizer, gradients, weights, control, device, scale, recorder)
+    return TrainState(model, flat, optimizer, gradients, weights, control, device, scale, recorder, dropout_seed)
 
 
 def model_layout(model: BertForPreTraining, plan: ShardingPlan) -> FlatLayout:
@@ -164,8 +175,7 @@ def synthetic_samples(num_samples: int, length: int, vocab_size: int) -> Samples
 
 
 def warm_up(state: TrainState, run: Run) -> None:
-    """One full step on synthetic samples with learning rate 0: weights, moments, counters and random state end as
-    they were."""
+    """One full step on synthetic samples with learning rate 0: weights, moments and counters end as they were."""
     config, world_size = run.model, state.control.world_size
     samples = synthetic_samples(run.micro_batch_size, config.max_position_embeddings, config.vocab_size)
     step = StepSamples(
@@ -177,9 +187,7 @@ def warm_up(state: TrainState, run: Run) -> None:
     )
     optimizer = state.optimizer
     recipe, optimizer.recipe = optimizer.recipe, optimizer.recipe.model_copy(update={"base_learning_rate": 0.0})
-    devices = [state.device] if state.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        train_step(state, step)
+    train_step(state, step)
     state.check_finite()
     optimizer.recipe = recipe
     state.flat.zero_gradients()

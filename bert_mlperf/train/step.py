@@ -11,7 +11,7 @@ from bert_mlperf.comm.overlap import GradientReduction, WeightGather
 from bert_mlperf.comm.recorder import COMPUTE, Recorder
 from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.model.batch import Batch
-from bert_mlperf.model.bert import MASKED_LM_EPSILON, BertForPreTraining
+from bert_mlperf.model.bert import MASKED_LM_EPSILON, BertForPreTraining, DropoutSeed
 from bert_mlperf.optim.flat import FlatBuffers
 from bert_mlperf.optim.loss_scale import MOST_SKIPS, LossScale
 from bert_mlperf.optim.sharded_lamb import ShardedLamb
@@ -34,6 +34,7 @@ class TrainState:
     device: torch.device
     loss_scale: LossScale
     recorder: Recorder
+    dropout_seed: int  # the same on all ranks
     step: int = 0  # steps done, skipped ones included
     samples: int = 0  # samples of all ranks trained on so far
     last_norm: Tensor | None = None  # gradient norm of the last step, still on the device
@@ -78,7 +79,6 @@ def train_step(state: TrainState, step: StepSamples[Batch]) -> StepResult:
     of the gradients over ranks and micro-batches is the gradient of the global batch however it was split.
     """
     state.check_finite()
-    state.model.train()
     state.flat.zero_gradients()
     sums_2 = torch.zeros(2, dtype=torch.float64, device=state.device)
     *first, last = step.micro_batches
@@ -109,7 +109,7 @@ def train_step(state: TrainState, step: StepSamples[Batch]) -> StepResult:
 def forward_backward(state: TrainState, batch: Batch, step: StepSamples[Batch]) -> Tensor:
     """Adds the gradients of one micro-batch; its sums of losses, [2]."""
     with state.recorder.span(COMPUTE, "forward"):
-        losses = state.model(batch.to(state.device))
+        losses = state.model(batch.to(state.device), DropoutSeed(state.dropout_seed, state.step))
         loss = losses.of_global_batch(step.global_masked, step.global_samples)
     with state.recorder.span(COMPUTE, "backward"):
         (loss * state.loss_scale.value).backward()

@@ -34,7 +34,7 @@ def shards(request: pytest.FixtureRequest, tmp_path: Path) -> ShardSet:
     return ShardSet.open(tmp_path, vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH)
 
 
-def sample_ids(samples: Samples) -> list[int]:
+def sample_ids(samples: Samples, positions: np.ndarray | None = None) -> list[int]:
     return (samples.lengths - 3).tolist()
 
 
@@ -99,6 +99,25 @@ def test_every_sample_once_per_epoch_on_any_number_of_ranks(shards: ShardSet, wo
     assert seen == {i: 6 for i in range(NUM_SAMPLES)}
 
 
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_micro_batches_come_with_their_positions_in_the_global_batch(shards: ShardSet, world_size: int) -> None:
+    expected, found = global_batch_ids(5, 0, NUM_SAMPLES, 24), {}
+    for rank in range(world_size):
+        with Loader(
+            shards,
+            seed=5,
+            global_batch_size=24,
+            micro_batch_size=24 // world_size // 2,
+            accumulation_steps=2,
+            rank=rank,
+            world_size=world_size,
+            collate=lambda samples, positions: dict(zip(positions.tolist(), samples.lengths - 3, strict=True)),
+        ) as loader:
+            for micro_batch in next(loader).micro_batches:
+                found |= micro_batch
+    assert found == dict(enumerate(expected))
+
+
 def test_batch_larger_than_the_set(shards: ShardSet) -> None:
     (step,) = load(shards, 1, micro=120)
     counts = Counter(step.micro_batches[0])
@@ -109,7 +128,7 @@ def test_starting_later_equals_skipping(shards: ShardSet) -> None:
     assert load(shards, 7)[4:] == load(shards, 3, start_step=4)
 
 
-def make_loader(shards: ShardSet, collate: Callable[[Samples], object]) -> Loader[object]:
+def make_loader(shards: ShardSet, collate: Callable[[Samples, np.ndarray], object]) -> Loader[object]:
     return Loader(
         shards,
         seed=5,
@@ -161,7 +180,7 @@ class TestClose:
         loader.close()
 
     def test_after_an_error(self, shards: ShardSet) -> None:
-        def fail(samples: Samples) -> object:
+        def fail(samples: Samples, positions: np.ndarray) -> object:
             raise ZeroDivisionError
 
         loader = make_loader(shards, fail)
@@ -170,7 +189,7 @@ class TestClose:
 
     def test_wakes_a_waiting_consumer(self, shards: ShardSet) -> None:
         release = threading.Event()
-        loader = make_loader(shards, lambda samples: release.wait(30))
+        loader = make_loader(shards, lambda samples, positions: release.wait(30))
         results: list[object] = []
         consumer = threading.Thread(target=lambda: results.append(list(loader)))
         consumer.start()
@@ -185,7 +204,7 @@ class TestClose:
     def test_leaves_a_hanging_read_behind(self, shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(loader_module, "CLOSE_SECONDS", 0.05)
         release = threading.Event()
-        loader = make_loader(shards, lambda samples: release.wait(30))
+        loader = make_loader(shards, lambda samples, positions: release.wait(30))
         loader.close()
         assert loader._thread.is_alive() and loader._thread.daemon
         release.set()

@@ -158,11 +158,9 @@ class Replay:
         self.flat = FlatBuffers(self.holder, self.layout, shard=topology.shard, precision="fp32")
         self.reductions = [Reduction(topology, own, strategy=case.strategy) for own in groups]
         self.optimizer = ShardedLamb(
-            self.layout,
+            self.flat,
             problem.ranges(self.layout),
             problem.recipe,
-            shard=topology.shard,
-            weights=self.flat.shard_parts,
             sum_over_shards=self.reductions[2].sum_over_shards,
             **options,
         )

@@ -73,7 +73,7 @@ def empty_parameters(control: Control) -> tuple[float, bool]:
     replay.gradients.watch(parameters)
     replay.gradients.open()
     sum(((control.rank + 1) * p).sum() for p in parameters.values()).backward()
-    whole = replay.flat.split(replay.whole(torch.cat(replay.gradients.finish().parts)))
+    whole = replay.flat.split(replay.whole(replay.gradients.finish().shard))
     return max(float((g - 3).abs().max()) for g in whole.values() if g.numel()), whole["empty"].shape == (0, 5)
 
 
@@ -228,7 +228,7 @@ def reduced_gradients(control: Control) -> list[tuple[bool, float]]:
         for name, parameter in replay.flat.parameters.items():
             parameter.grad = shares[control.rank][name].clone()
         replay.gradients.open()
-        got = replay.flat.split(replay.whole(torch.cat(replay.gradients.finish().parts)))
+        got = replay.flat.split(replay.whole(replay.gradients.finish().shard))
         wanted = {name: sum(share[name] for share in shares) for name in shapes}
         errors = [float((got[name] - wanted[name]).abs().max()) for name in shapes if wanted[name].numel()]
         found.append((all(torch.equal(got[name], wanted[name]) for name in shapes), max(errors)))

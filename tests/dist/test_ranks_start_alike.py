@@ -9,7 +9,7 @@ import torch
 from bert_mlperf.checkpoint.store import save_weights
 from bert_mlperf.comm.control import Control
 from bert_mlperf.model.batch import make_batch
-from bert_mlperf.model.bert import build_model
+from bert_mlperf.model.bert import DropoutSeed, build_model
 from bert_mlperf.train import setup
 from tests.dist.ranks import run_ranks
 from tests.train.small import small_model, small_run, uneven_samples
@@ -17,18 +17,19 @@ from tests.train.small import small_model, small_run, uneven_samples
 CPU = torch.device("cpu")
 
 
-def loss_with_dropout(control: Control) -> tuple[float, float]:
-    """The loss of one and the same batch, with dropout and without."""
+def losses_of_a_batch(control: Control) -> list[float]:
+    """Of the same samples without dropout, with it, and with it at other places of the global batch."""
     run = small_run(model=small_model(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1))
-    model = setup.build_state(run, control, CPU, seed=5, checkpoint=None).model
-    batch = make_batch(uneven_samples(12, config=run.model))
-    return model.train()(batch).masked_lm_sum.item(), model.eval()(batch).masked_lm_sum.item()
+    state = setup.build_state(run, control, CPU, seed=5, checkpoint=None)
+    samples, seed = uneven_samples(12, config=run.model), DropoutSeed(state.dropout_seed, 0)
+    calls = [(make_batch(samples), None), (make_batch(samples), seed), (make_batch(samples, np.arange(12) + 1), seed)]
+    return [state.model(*call).masked_lm_sum.item() for call in calls]
 
 
-def test_ranks_have_the_same_weights_and_dropout_masks_of_their_own():
-    results = run_ranks(3, loss_with_dropout)
-    assert len({without for _, without in results}) == 1
-    assert len({with_dropout for with_dropout, _ in results}) == 3
+def test_ranks_have_the_same_weights_and_masks_and_a_mask_belongs_to_a_place_in_the_global_batch():
+    results = run_ranks(3, losses_of_a_batch)
+    assert results[0] == results[1] == results[2]
+    assert len(set(results[0])) == 3
 
 
 def weights_of_state(control: Control, path: Path, precision: str) -> tuple[np.ndarray, np.ndarray]:

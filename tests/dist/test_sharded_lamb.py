@@ -21,7 +21,7 @@ from tests.dist.replay import STEPS, Case, Problem, Replay, State, golden_proble
 
 BOUND = 1e-6  # of each tensor's norm; gradient norm and rate relative
 BUCKET_SIZES = {"flat": (None, 700, 1), "node": (700, 1), "hierarchical": (700,)}  # None: one, 1: one per unit
-SMALL = 640  # elements of a slice on the wire and of a block of the optimizer: several each
+SMALL = 640  # elements of a slice on the wire: several a bucket
 NO_CLIP = 1e30
 
 
@@ -74,7 +74,7 @@ def every_case(control: Control) -> dict[Case, dict[str, float]]:
         if case.shards not in opened:
             opened[case.shards] = open_lanes(Topology(control.rank, control.world_size, case.shards))
         size = SMALL if case.bucket_size == 700 else 2**16
-        with patch.object(wire, "SLICE", size), patch.object(sharded_lamb, "BLOCK", size):
+        with patch.object(wire, "SLICE", size):
             found[case] = compare(Replay(problem, case, control, opened[case.shards]), states)
     return found
 
@@ -165,9 +165,10 @@ def mean_over_ranks() -> Iterator[None]:
     def mean(self: Reduction, bucket: Tensor, part: Tensor) -> Finish:
         finish = right(self, bucket, part)
 
-        def finish_and_divide() -> None:
-            finish()
+        def finish_and_divide() -> Tensor:
+            squared = finish()
             part.div_(self.topology.world_size)
+            return squared / self.topology.world_size**2
 
         return finish_and_divide
 

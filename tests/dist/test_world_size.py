@@ -1,4 +1,4 @@
-"""World-size invariance: the same losses for any number of ranks and any micro-batch split (fp32, no dropout)."""
+"""World-size invariance: the same losses for any number of ranks and any micro-batch split (fp32)."""
 
 from pathlib import Path
 
@@ -29,10 +29,13 @@ def shard(tmp_path_factory) -> Path:
     return path
 
 
-def train_losses(control: Control, path: Path, accumulation: int, mean_of_means: bool = False) -> tuple:
+def train_losses(
+    control: Control, path: Path, accumulation: int, mean_of_means: bool = False, dropout: float = 0.0
+) -> tuple:
     """(losses and gradient norms of 20 steps, whether all ranks hold the same weights)."""
     world = control.world_size
-    run = small_run(ranks_per_node=world, gradient_accumulation_steps=accumulation)
+    model = small_model(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    run = small_run(model=model, ranks_per_node=world, gradient_accumulation_steps=accumulation)
     state = setup.build_state(run, control, torch.device("cpu"), seed=5, checkpoint=None)
     if mean_of_means:
         state.model.register_forward_hook(
@@ -70,6 +73,15 @@ def test_losses_and_norms_do_not_depend_on_the_split(world, accumulation, shard,
     for losses, norms, equal in run_ranks(world, train_losses, shard, accumulation):
         assert losses == pytest.approx(single_rank[0], rel=BOUND)
         assert norms == pytest.approx(single_rank[1], rel=50 * BOUND)
+        assert equal
+
+
+@pytest.mark.parametrize("world, accumulation", [(1, 3), (2, 1), (4, 1), (4, 2)])
+def test_losses_do_not_depend_on_the_split_with_dropout_on(world, accumulation, shard, single_rank):
+    alone, _, _ = train_losses(Control(rank=0, world_size=1), shard, 1, dropout=0.1)
+    assert alone != pytest.approx(single_rank[0], rel=1e-3)
+    for losses, _, equal in run_ranks(world, train_losses, shard, accumulation, False, 0.1):
+        assert losses == pytest.approx(alone, rel=BOUND)
         assert equal
 
 

@@ -45,7 +45,7 @@ def global_step(index: int, control: Control, accumulation: int = 1) -> StepSamp
     samples = uneven_samples(GLOBAL_BATCH, config=small_model(), seed=index)
     order = np.argsort(-samples.masked_counts, kind="stable")
     parts = order.reshape(control.world_size, accumulation, -1)[control.rank]
-    micro_batches = [make_batch(samples.take(part)) for part in parts]
+    micro_batches = [make_batch(samples.take(part), part) for part in parts]
     return StepSamples(index, micro_batches, samples.num_samples, samples.num_masked, samples.num_tokens)
 
 

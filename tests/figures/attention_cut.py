@@ -8,16 +8,20 @@ their accuracy on the evaluation set every 3,200 samples.
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.config.system import Run, load_system
+from bert_mlperf.kernels.attention import AttentionRows
+from bert_mlperf.kernels.dropout import StepDropout
 from bert_mlperf.launch_data import demo_folder
 from bert_mlperf.model.batch import Batch
-from bert_mlperf.model.encoder import AttentionRows, Encoder
+from bert_mlperf.model.encoder import Encoder
 from bert_mlperf.train import setup
 from bert_mlperf.train.evaluate import evaluate
 from bert_mlperf.train.step import train_step
@@ -27,17 +31,23 @@ EVALUATE_EVERY = 3200
 
 
 class CutEncoder(Encoder):
-    """Attention of a token to itself and its two neighbours only, in every layer."""
+    """Every layer computes all tokens."""
 
-    def forward(self, x_TH: Tensor, batch: Batch) -> Tensor:
-        rows = AttentionRows.from_batch(batch)
-        steps = torch.arange(batch.max_length)
-        distance_SS = (steps[:, None] - steps).abs()
-        mask = distance_SS <= 1 if rows.key_mask is None else rows.key_mask & (distance_SS <= 1)
-        rows = replace(rows, key_mask=mask | (distance_SS == 0))  # rows of padding must see something
+    def forward(self, x_TH: Tensor, batch: Batch, dropout: StepDropout | None) -> Tensor:
         for layer in self.layers:
-            x_TH = layer(x_TH, rows)
+            x_TH = layer(x_TH, batch, dropout)
         return x_TH.index_select(0, batch.query_tokens_Q)
+
+
+def cut_attention(packed_T3ND: Tensor, rows: AttentionRows, **_: object) -> Tensor:
+    """Attention of a token to itself and its two neighbours only; no probability is dropped."""
+    found = []
+    for start, end in pairwise(rows.key_bounds):
+        steps = torch.arange(end - start)
+        band_SS = (steps[:, None] - steps).abs() <= 1
+        q_NSD, k_NSD, v_NSD = packed_T3ND[start:end].permute(1, 2, 0, 3)
+        found.append(F.scaled_dot_product_attention(q_NSD, k_NSD, v_NSD, attn_mask=band_SS).transpose(0, 1))
+    return torch.cat(found)
 
 
 def accuracies(run: Run, samples: int, *, cut: bool) -> list[float]:
@@ -46,6 +56,8 @@ def accuracies(run: Run, samples: int, *, cut: bool) -> list[float]:
     state = setup.build_state(run, Control(rank=0, world_size=1), device, seed=SEED, checkpoint=None)
     if cut:
         state.model.encoder.__class__ = CutEncoder
+        for layer in state.model.encoder.layers:
+            layer.kernels = replace(layer.kernels, attention=cut_attention)
     batches = setup.evaluation_batches(run, setup.open_shards(run, str(data / "eval")), info)
     found = []
     with setup.open_loader(run, setup.open_shards(run, str(data / "train")), info, seed=SEED) as loader:

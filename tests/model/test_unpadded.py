@@ -1,16 +1,18 @@
 """Padded = unpadded: losses, accuracy and every gradient, for lengths 1 to 512."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from bert_mlperf.config.model import ModelConfig
 from bert_mlperf.data.samples import Samples
-from bert_mlperf.kernels.attention import attention
-from bert_mlperf.model import encoder
+from bert_mlperf.kernels.registry import select
 from bert_mlperf.model.batch import make_batch
-from bert_mlperf.model.bert import build_model
+from bert_mlperf.model.bert import DropoutSeed, build_model
 from bert_mlperf.model.tensors import tensor_specs
+from bert_mlperf.model.tie import tie
 from tests import golden
 from tests.model import padded_reference
 
@@ -62,8 +64,9 @@ def padded(samples: Samples, length: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_unpadded_equals_padded(lengths):
-    model = build_model(config(), seed=1)
+@pytest.mark.parametrize("implementation", ["reference", "native"])
+def test_unpadded_equals_padded(implementation, lengths):
+    model = build_model(config(), seed=1, kernels=select(torch.device("cpu"), implementation))
     samples = random_samples(lengths, model.config.vocab_size)
     batch = make_batch(samples)
     sums = model(batch)
@@ -87,13 +90,11 @@ def test_unpadded_equals_padded(lengths):
             assert golden.relative_error(got, want) < 2e-5, spec.name
 
 
-def test_dropout_is_on_in_training_only_and_keeps_the_mean():
+def test_dropout_differs_from_step_to_step_and_keeps_the_mean():
     model = build_model(config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1), seed=1)
     batch = make_batch(random_samples([64] * 8, 50))
-    torch.manual_seed(0)
-    first, second = model.train()(batch).masked_lm_sum.item(), model(batch).masked_lm_sum.item()
-    assert first != second
-    model.eval()
+    first, second, again = (model(batch, DropoutSeed(1, step)).masked_lm_sum.item() for step in (0, 1, 0))
+    assert first == again != second
     exact = model(batch).masked_lm_sum.item()
     assert exact == model(batch).masked_lm_sum.item()
     assert first == pytest.approx(exact, rel=0.2)
@@ -111,25 +112,82 @@ def test_first_weights_are_drawn_as_the_reference_draws_them():
     assert not torch.equal(other.embeddings.word.weight, words)
 
 
-def test_dropout_acts_at_every_place_of_the_reference(monkeypatch):
+def test_dropout_acts_at_every_place_of_the_reference_with_a_key_of_its_own():
     """After the embeddings, after attention and feed-forward of each layer, and on the attention probabilities."""
-    model = build_model(config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.3), seed=1)
-    hidden, probabilities = [], []
+    kernels, hidden, probabilities = select(torch.device("cpu"), "reference"), [], []
 
-    def spy_dropout(x, p, training):
-        hidden.append((p, training))
-        return x
+    def spy(function, found):
+        def call(*arguments, dropout, **options):
+            found.append(dropout)
+            return function(*arguments, dropout=dropout, **options)
 
-    def spy_attention(*arguments, dropout, **options):
-        probabilities.append(dropout)
-        return attention(*arguments, dropout=dropout, **options)
+        return call
 
-    monkeypatch.setattr(encoder.F, "dropout", spy_dropout)
-    monkeypatch.setattr(encoder, "attention", spy_attention)
+    spied = replace(
+        kernels,
+        embedding_layer_norm=spy(kernels.embedding_layer_norm, hidden),
+        dropout_add_layer_norm=spy(kernels.dropout_add_layer_norm, hidden),
+        attention=spy(kernels.attention, probabilities),
+    )
+    model = build_model(config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.3), seed=1, kernels=spied)
     batch = make_batch(random_samples([5, 9], 50))
-    model.train()(batch)
-    assert hidden == 5 * [(0.1, True)]
-    assert probabilities == [0.3, 0.3]
-    model.eval()(batch)
-    assert hidden[5:] == 5 * [(0.1, False)]
-    assert probabilities[2:] == [0.0, 0.0]
+    model(batch, DropoutSeed(1, 0))
+    *hidden_sites, head = hidden
+    assert head is None and [dropout.probability for dropout in hidden_sites] == 5 * [0.1]
+    assert [dropout.probability for dropout in probabilities] == [0.3, 0.3]
+    assert len({dropout.key for dropout in hidden_sites + probabilities}) == 7
+    positions = batch.positions_T.int()
+    for dropout in [*hidden_sites[:3], probabilities[0]]:
+        assert torch.equal(dropout.positions_R, positions) and torch.equal(dropout.samples_R, batch.samples_T)
+    for dropout in [*hidden_sites[3:], probabilities[1]]:  # the last layer: the masks of the rows that it computes
+        assert torch.equal(dropout.positions_R, positions[batch.query_tokens_Q])
+        assert torch.equal(dropout.samples_R, batch.samples_T[batch.query_tokens_Q])
+    hidden.clear()
+    probabilities.clear()
+    model(batch)
+    assert hidden == 6 * [None] and probabilities == [None, None]
+
+
+def loss_and_gradients(recompute: int | str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    model = build_model(
+        config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, num_hidden_layers=3), seed=1, recompute=recompute
+    )
+    losses = model(make_batch(random_samples([5, 64, 9], 50)), DropoutSeed(1, 0))
+    loss = losses.masked_lm_sum + losses.next_sentence_sum
+    loss.backward()
+    return loss, [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("recompute", ["attention", 1, 2, 3, 4])
+def test_recomputing_changes_no_bit(recompute):
+    (loss, gradients), (expected_loss, expected) = loss_and_gradients(recompute), loss_and_gradients("none")
+    assert torch.equal(loss, expected_loss)
+    assert all(torch.equal(g, e) for g, e in zip(gradients, expected, strict=True))
+
+
+@pytest.mark.parametrize("recompute, calls", [("none", 3), ("attention", 6), (1, 6), (2, 4), (3, 4), (4, 3)])
+def test_what_is_computed_again(recompute, calls):
+    kernels, seen = select(torch.device("cpu"), "reference"), []
+
+    def counted(*arguments, **options):
+        seen.append(1)
+        return kernels.attention(*arguments, **options)
+
+    model = build_model(
+        config(num_hidden_layers=3), seed=1, kernels=replace(kernels, attention=counted), recompute=recompute
+    )
+    model(make_batch(random_samples([5], 50))).masked_lm_sum.backward()
+    assert len(seen) == calls
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_the_tied_weight_gets_both_gradients_in_one(sparse):
+    weight = torch.randn(9, 4, requires_grad=True)
+    ids, upstream = torch.tensor([3, 3, 8]), torch.randn(9, 4)
+    embeddings, decoder = tie(weight)
+    rows = torch.nn.functional.embedding(ids, embeddings, sparse=sparse)
+    (rows.square().sum() + (decoder * upstream).sum()).backward()
+    expected = upstream.clone()
+    for i in ids:
+        expected[i] += 2 * weight.detach()[i]
+    assert not weight.grad.is_sparse and torch.allclose(weight.grad, expected, atol=1e-6)

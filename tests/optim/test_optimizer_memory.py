@@ -36,11 +36,9 @@ def optimizer_of(
     layout, shard = bucketed(model, num_shards), num_shards - 1
     flat = FlatBuffers(model, layout, shard=shard, precision=precision, accumulation_steps=accumulation_steps)
     lamb = ShardedLamb(
-        layout,
+        flat,
         [tensor_range(spec, layout) for spec in tensor_specs(model.config)],
         small_run().recipe,
-        shard=shard,
-        weights=flat.shard_parts,
         sum_over_shards=lambda values: None,
     )
     return flat, lamb
@@ -92,9 +90,9 @@ def test_nothing_else_is_held_after_a_step(precision, num_shards):
     before = alive()
     model = build_model(MIDDLE, seed=1)
     flat, lamb = optimizer_of(model, num_shards, precision, accumulation_steps=2)
-    parts = [torch.full((bucket.size // num_shards,), 1e-3) for bucket in flat.layout.buckets]
-    lamb.step(Reduced.of(parts))
-    del parts
+    gradient = torch.full((flat.layout.shard_size,), 1e-3)
+    lamb.step(Reduced.of(gradient))
+    del gradient
     new = {key: size for key, size in alive().items() if key not in before}
     gradients = 0 if flat.accumulated is None else flat.accumulated.nbytes
     wanted = expected(MIDDLE, num_shards, precision)

@@ -52,15 +52,16 @@ def test_warm_up_leaves_no_trace(precision):
     assert torch.equal(warm.flat.shard_weights, cold.flat.shard_weights)
 
 
-def test_evaluation_leaves_training_flag_and_random_state_alone():
-    state = small_state(model=small_model(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1))
-    state.model.train()
+def test_evaluation_drops_nothing_and_leaves_random_state_and_training_as_they_were():
+    model = small_model(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    state, undisturbed = small_state(model=model), small_state(model=model)
+    exact = small_state()
+    exact.model.load_state_dict(state.model.state_dict())
     before = torch.get_rng_state()
     batches = steps(1)[0].micro_batches
-    first = evaluate(state.model, batches, ALONE, CPU)
-    assert state.model.training
+    assert evaluate(state.model, batches, ALONE, CPU) == evaluate(exact.model, batches, ALONE, CPU)
     assert torch.equal(torch.get_rng_state(), before)
-    assert evaluate(state.model, batches, ALONE, CPU) == first  # no dropout in evaluation
+    assert losses(state) == losses(undisturbed)
 
 
 def test_an_evaluation_set_without_masked_tokens_is_an_error():

@@ -1,0 +1,42 @@
+"""What all launchers ask of their inputs. They look at shapes and dtypes only, so the host never waits for the device."""
+
+import torch
+from torch import Tensor
+
+from bert_mlperf.kernels.unsupported import Unsupported
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}  # of the C++ functions
+
+
+def check_shapes(kernel: str, dtype: torch.dtype, **expected: tuple[Tensor | None, tuple[int, ...]]) -> None:
+    """ValueError that names the first tensor whose shape, or whose dtype (that of floating-point inputs), is another."""
+    if dtype not in FLOATS:
+        raise ValueError(f"{kernel}: the inputs are {name_of(dtype)}, expected float32, bfloat16 or float16")
+    for name, (tensor, shape) in expected.items():
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{kernel}: {name} has shape {tuple(tensor.shape)}, expected {shape}")
+        if tensor.dtype != dtype:
+            raise ValueError(f"{kernel}: {name} is {name_of(tensor.dtype)}, expected {name_of(dtype)} like the others")
+
+
+def check_indices(kernel: str, **tensors: tuple[Tensor, int]) -> None:
+    """ValueError that names the first tensor that is not int64 [n]."""
+    for name, (tensor, count) in tensors.items():
+        if tuple(tensor.shape) != (count,):
+            raise ValueError(f"{kernel}: {name} has shape {tuple(tensor.shape)}, expected {(count,)}")
+        if tensor.dtype != torch.int64:
+            raise ValueError(f"{kernel}: {name} is {name_of(tensor.dtype)}, expected int64")
+
+
+def native_suffix(dtype: torch.dtype) -> str:
+    """Of the C++ functions for this dtype; Unsupported where there are none."""
+    if dtype not in SUFFIXES:
+        raise Unsupported(f"{name_of(dtype)} has no native CPU kernel")
+    return SUFFIXES[dtype]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
