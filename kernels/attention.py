@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bert_mlperf.kernels import attention_library, attention_triton
 from bert_mlperf.kernels import attention_native as native_path
-from bert_mlperf.kernels.aot import AotCase
 from bert_mlperf.kernels.checks import check_shapes
 from bert_mlperf.kernels.compiled import compiled
 from bert_mlperf.kernels.dropout import Dropout, keep_attention
@@ -153,14 +153,37 @@ def attention_native(
     return _call(native_path, packed_T3ND, rows, queries_QND, dropout)
 
 
+def attention_in_triton(
+    packed_T3ND: Tensor,
+    rows: AttentionRows,
+    *,
+    queries_QND: Tensor | None = None,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """The reference's values from Triton. ValueError as above; Unsupported for heads of other sizes than 16, 32, 64, 128."""
+    return _call(attention_triton, packed_T3ND, rows, queries_QND, dropout)
+
+
+def attention_of_library(
+    packed_T3ND: Tensor,
+    rows: AttentionRows,
+    *,
+    queries_QND: Tensor | None = None,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """Attention of flash-attn or torch (kernels/attention_library.py). ValueError as above; Unsupported where neither can."""
+    unpack(packed_T3ND, rows, queries_QND, dropout)
+    return attention_library.attention(packed_T3ND, rows, queries_QND, dropout)
+
+
 OPERATIONS = {
     NAME: {
         "reference": attention_reference,
         "native": attention_native,
+        "triton": attention_in_triton,
         "compiled": compiled(attention_reference),
+        "library": attention_of_library,
     }
 }
 
-
-def aot_cases() -> list[AotCase]:
-    return []
+aot_cases = attention_triton.aot_cases

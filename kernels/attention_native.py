@@ -56,7 +56,7 @@ def backward(
     """Fills `dq_QND` and `dkv_T2ND`, which may be views of one packed tensor like their inputs."""
     native.call(
         f"attention_backward_{native_suffix(q_QND.dtype)}",
-        *(q_QND, kv_T2ND[:, 0], kv_T2ND[:, 1], out_QND, lse_NQ, upstream_QND.contiguous()),
+        *(q_QND, kv_T2ND[:, 0], kv_T2ND[:, 1], lse_NQ, upstream_QND),
         *(dq_QND, dkv_T2ND[:, 0], dkv_T2ND[:, 1], dq_QND.stride(0), dkv_T2ND.stride(0)),
         *_shape(q_QND, kv_T2ND, rows),
         *native.masks(dropout),

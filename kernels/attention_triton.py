@@ -23,7 +23,6 @@ from bert_mlperf.kernels.unsupported import Unsupported
 
 LOG2_E = math.log2(math.e)
 HEAD_SIZES = (16, 32, 64, 128)
-DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,8 @@ def _backward_queries(
             keep_QK = _keep(dropout_key, first_key, positions_Q, samples_Q, tl.program_id(1), threshold, BLOCK_K)
             dp_QK = tl.where(keep_QK, dp_QK, 0.0) * keep_scale
         ds_QK = p_QK * (dp_QK - delta_Q[:, None])
-        ds_QK = tl.where(inside_K[None, :], ds_QK, 0.0)  # p of a missing key is exp(-lse), which may be infinite
+        # p of a missing key is exp(-lse), which may be infinite; with one key dP is delta, and rounding all there is
+        ds_QK = tl.where(inside_K[None, :] & (num_keys > 1), ds_QK, 0.0)
         dq_QD = tl.dot(ds_QK.to(k_KD.dtype), k_KD, dq_QD, input_precision="ieee")
     dq += query_start * query_stride + head * D
     at_QD = (row_Q * query_stride)[:, None] + tl.arange(0, D)[None, :]
@@ -209,7 +209,8 @@ def _backward_keys(
     first, head, sample = tl.program_id(0) * BLOCK_K, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     query_start, key_start = tl.load(query_offsets + sample).to(tl.int64), tl.load(key_offsets + sample).to(tl.int64)
     queries = (tl.load(query_offsets + sample + 1) - query_start).to(tl.int32)
-    keys = (tl.load(key_offsets + sample + 1) - key_start).to(tl.int32) - first
+    num_keys = (tl.load(key_offsets + sample + 1) - key_start).to(tl.int32)
+    keys = num_keys - first
     if keys <= 0:
         return
     key_start += first
@@ -245,8 +246,118 @@ def _backward_keys(
             dp_KQ = tl.where(keep_KQ, dp_KQ, 0.0) * keep_scale
         dv_KD = tl.dot(dropped_KQ.to(upstream_QD.dtype), upstream_QD, dv_KD, input_precision="ieee")
         delta_Q = tl.load(delta + query_Q, mask=inside_Q, other=0.0)
-        ds_KQ = p_KQ * (dp_KQ - delta_Q[None, :])
+        ds_KQ = tl.where(num_keys > 1, p_KQ * (dp_KQ - delta_Q[None, :]), 0.0)
         dk_KD = tl.dot(ds_KQ.to(q_QD.dtype), q_QD, dk_KD, input_precision="ieee")
     at_KD = (row_K * key_stride)[:, None] + tl.arange(0, D)[None, :]
     tl.store(dk + key_base + at_KD, (dk_KD * scale).to(dk.dtype.element_ty), mask=inside_K[:, None])
     tl.store(dv + key_base + at_KD, (dv_KD * keep_scale).to(dv.dtype.element_ty), mask=inside_K[:, None])
+
+
+SMALL = Blocks(queries=32, keys=32, warps=4, stages=2)  # fp32 and wide heads
+FORWARD = Blocks(queries=128, keys=64, warps=8, stages=2)
+BACKWARD_QUERIES = Blocks(queries=128, keys=64, warps=8, stages=2)
+BACKWARD_KEYS = Blocks(queries=32, keys=64, warps=4, stages=2)
+
+
+def blocks_of(blocks: Blocks, dtype: torch.dtype, size: int) -> Blocks:
+    """`blocks` were chosen for 16 bits and heads of 64, so that nothing spills on sm_80, sm_90 and sm_100."""
+    return SMALL if dtype == torch.float32 or size > 64 else blocks
+
+
+def check(packed: Tensor) -> None:
+    """Unsupported if there is no kernel for heads of this size."""
+    if packed.shape[3] not in HEAD_SIZES:
+        raise Unsupported(f"head size {packed.shape[3]} is none of {', '.join(map(str, HEAD_SIZES))}")
+
+
+def forward(q_QND: Tensor, kv_T2ND: Tensor, rows: Any, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
+    """Output [Q, N, D] and the log-sum-exp of each row, fp32 [N, Q]. `q_QND` and `kv_T2ND` may be views of one packed
+    tensor: only the distance of their rows is free."""
+    num_queries, heads, size = q_QND.shape
+    out_QND = q_QND.new_empty(num_queries, heads, size)
+    lse_NQ = torch.empty(heads, num_queries, dtype=torch.float32, device=q_QND.device)
+    blocks = blocks_of(FORWARD, q_QND.dtype, size)
+    if num_queries > 0:
+        _forward[(divide_up(rows.max_queries, blocks.queries), heads, rows.num_samples)](
+            *(q_QND, kv_T2ND[:, 0], kv_T2ND[:, 1], out_QND, lse_NQ),
+            *_shape(q_QND, kv_T2ND, rows, dropout),
+            LOG2_E / math.sqrt(size),
+            **_constants(blocks, heads, size),
+        )
+    return out_QND, lse_NQ
+
+
+def backward(
+    q_QND: Tensor,
+    kv_T2ND: Tensor,
+    out_QND: Tensor,
+    lse_NQ: Tensor,
+    upstream_QND: Tensor,
+    dq_QND: Tensor,
+    dkv_T2ND: Tensor,
+    rows: Any,
+    dropout: Dropout | None,
+) -> None:
+    """Fills `dq_QND` and `dkv_T2ND`, which may be views of one packed tensor like their inputs."""
+    (_, heads, size), delta_NQ = q_QND.shape, torch.empty_like(lse_NQ)
+    k_TND, v_TND = kv_T2ND.unbind(1)
+    shape, scale = _shape(q_QND, kv_T2ND, rows, dropout), 1 / math.sqrt(size)
+    blocks = blocks_of(BACKWARD_QUERIES, q_QND.dtype, size)
+    if q_QND.numel() > 0:
+        _backward_queries[(divide_up(rows.max_queries, blocks.queries), heads, rows.num_samples)](
+            *(q_QND, k_TND, v_TND, out_QND, lse_NQ, upstream_QND, dq_QND, delta_NQ, *shape, scale),
+            **_constants(blocks, heads, size),
+        )
+    blocks = blocks_of(BACKWARD_KEYS, q_QND.dtype, size)
+    if kv_T2ND.numel() > 0:
+        _backward_keys[(divide_up(rows.max_keys, blocks.keys), heads, rows.num_samples)](
+            *(q_QND, k_TND, v_TND, lse_NQ, delta_NQ, upstream_QND, *dkv_T2ND.unbind(1), *shape, scale),
+            **_constants(blocks, heads, size),
+        )
+
+
+def _shape(q_QND: Tensor, kv_T2ND: Tensor, rows: Any, dropout: Dropout | None) -> tuple[Any, ...]:
+    offsets = (rows.query_offsets_B1, rows.key_offsets_B1)
+    strides = (q_QND.stride(0), kv_T2ND.stride(0), q_QND.shape[0])
+    if dropout is None:
+        return (*offsets, None, None, *strides, 2**62, 0, 1.0)
+    masks = (dropout.key, dropout.threshold, dropout.scale)
+    return (*offsets, dropout.positions_R, dropout.samples_R, *strides, *masks)
+
+
+def _constants(blocks: Blocks, heads: int, size: int) -> dict[str, int]:
+    tile = {"HEADS": heads, "D": size, "BLOCK_Q": blocks.queries, "BLOCK_K": blocks.keys}
+    return tile | {"num_warps": blocks.warps, "num_stages": blocks.stages}
+
+
+def aot_cases() -> list[AotCase]:
+    """The three kernels for BERT-Large in bf16, with dropout and without."""
+    tensors = dict.fromkeys(("q", "k", "v", "out", "upstream", "dq", "dk", "dv"), "*bf16")
+    tensors |= dict.fromkeys(("lse", "delta"), "*fp32") | dict.fromkeys(("query_offsets", "key_offsets"), "*i32")
+    numbers = {"query_stride": "i32", "key_stride": "i32", "num_queries": "i32", "dropout_key": "i64", "threshold": "i32"}
+    numbers |= {"keep_scale": "fp32", "scale": "fp32", "scale_log2": "fp32"}
+    cases = []
+    for name, function, blocks in (
+        ("forward", _forward, FORWARD),
+        ("backward, queries", _backward_queries, BACKWARD_QUERIES),
+        ("backward, keys", _backward_keys, BACKWARD_KEYS),
+    ):
+        for drops in (True, False):
+            masks = dict.fromkeys(("positions", "samples"), "*i32") if drops else {}
+            constants: dict[str, Any] = {"HEADS": 16, "D": 64, "BLOCK_Q": blocks.queries, "BLOCK_K": blocks.keys}
+            if not drops:
+                constants |= {"positions": None, "samples": None}
+            given = {key: kind for key, kind in (tensors | numbers | masks).items() if key in function.arg_names}
+            title = f"attention {name}{'' if drops else ', no dropout'}"
+            cases.append(
+                AotCase(
+                    title,
+                    function,
+                    given,
+                    constants,
+                    blocks.warps,
+                    blocks.stages,
+                    divisible_by_16=("query_stride", "key_stride"),
+                )
+            )
+    return cases

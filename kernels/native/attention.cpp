@@ -108,20 +108,26 @@ static void forward_pair(const Shape &s, int64_t b, int64_t h, const T *q, const
     }
 }
 
-// One row of scores becomes the dropped probabilities, one of gradients of these those of the scores.
+// From a row of scores and of the gradients of dropped probabilities (both overwritten) come the dropped probabilities and the
+// gradients of the scores. delta is the sum of P dP itself, not that of dO O: for a sample of one token dP - delta is 0.
 template <typename T, bool DROPS>
-static void backward_row(const float *__restrict score, const float *__restrict gradient, const uint16_t *__restrict keep,
-                         int64_t keys, float scale, float lse, float delta, float kept_scale, T *__restrict weight,
-                         T *__restrict of_score) {
+static void backward_row(float *__restrict score, float *__restrict gradient, const uint16_t *__restrict keep, int64_t keys,
+                         float scale, float lse, float kept_scale, T *__restrict weight, T *__restrict of_score) {
+    float delta = 0;
+#pragma omp simd reduction(+ : delta)
     for (int64_t j = 0; j < keys; j++) {
         const float p = fast_exp(scale * score[j] - lse), kept = DROPS ? (keep[j] ? kept_scale : 0.0f) : 1.0f;
-        of_score[j] = from_float<T>(p * (gradient[j] * kept - delta) * scale);
+        const float g = gradient[j] * kept;
+        score[j] = p;
+        gradient[j] = g;
         weight[j] = from_float<T>(p * kept);
+        delta += p * g;
     }
+    for (int64_t j = 0; j < keys; j++) of_score[j] = from_float<T>(score[j] * (gradient[j] - delta) * scale);
 }
 
 template <typename T>
-static void backward_pair(const Shape &s, int64_t b, int64_t h, const T *q, const T *k, const T *v, const T *out,
+static void backward_pair(const Shape &s, int64_t b, int64_t h, const T *q, const T *k, const T *v,
                           const float *lse, const T *upstream, T *dq, T *dk, T *dv, int64_t dq_stride, int64_t dk_stride,
                           float scale, const Drop &drop, Memory<T> &memory) {
     constexpr int K = Unit<T>::K;
@@ -155,14 +161,10 @@ static void backward_pair(const Shape &s, int64_t b, int64_t h, const T *q, cons
         product<T, false>(reinterpret_cast<U *>(query_rows), D / K, 1, packed_keys, ld, scores, ld, count, L, D / K);
         product<T, false>(reinterpret_cast<U *>(upstream_rows), D / K, 1, packed_values, ld, gradients, ld, count, L, D / K);
         for (int64_t i = 0; i < count; i++) {
-            const T *y = out + (first + i) * width + offset, *dy = up + i * width;
-            float delta = 0;
-#pragma omp simd reduction(+ : delta)
-            for (int64_t d = 0; d < s.size; d++) delta += to_float(y[d]) * to_float(dy[d]);
             const float row_lse = lse[h * s.query_bounds[s.samples] + first + i];
             if (drop.threshold > 0) keep_row(drop, first + i, h, keys, keep);
             (drop.threshold > 0 ? backward_row<T, true> : backward_row<T, false>)(
-                scores + i * ld, gradients + i * ld, keep, keys, scale, row_lse, delta, drop.scale(), weights + i * ldw, of_scores + i * ldw);
+                scores + i * ld, gradients + i * ld, keep, keys, scale, row_lse, drop.scale(), weights + i * ldw, of_scores + i * ldw);
             for (int64_t j = keys; j < L; j++) of_scores[i * ldw + j] = T{};
         }
         product<T, false>(reinterpret_cast<U *>(of_scores), ldw / K, 1, key_rows, D, sums, D, count, D, L / K);
@@ -204,14 +206,14 @@ template <typename Work, typename T> static void for_each_pair(const Shape &shap
         for_each_pair<decltype(work), T>(shape, work);                                                                     \
     }                                                                                                                      \
     EXPORT void attention_backward_##NAME(                                                                                 \
-        const T *q, const T *k, const T *v, const T *out, const float *lse, const T *upstream, T *dq, T *dk, T *dv,        \
+        const T *q, const T *k, const T *v, const float *lse, const T *upstream, T *dq, T *dk, T *dv,                      \
         int64_t dq_stride, int64_t dk_stride, const int64_t *query_bounds, const int64_t *key_bounds, int64_t samples,     \
         int64_t heads, int64_t size, int64_t query_stride, int64_t key_stride, double scale, int64_t key,                  \
         int64_t threshold, const int32_t *positions, const int32_t *sample_ids) {                                          \
         const Shape shape{samples, heads, size, query_bounds, key_bounds, query_stride, key_stride};                       \
         const Drop drop{uint64_t(key), threshold, positions, sample_ids};                                                  \
         auto work = [&](int64_t b, int64_t h, Memory<T> &memory) {                                                         \
-            backward_pair<T>(shape, b, h, q, k, v, out, lse, upstream, dq, dk, dv, dq_stride, dk_stride, float(scale),     \
+            backward_pair<T>(shape, b, h, q, k, v, lse, upstream, dq, dk, dv, dq_stride, dk_stride, float(scale),          \
                              drop, memory);                                                                                \
         };                                                                                                                 \
         for_each_pair<decltype(work), T>(shape, work);                                                                     \
