@@ -135,8 +135,8 @@ def check_devices(resolved: ResolvedSystem) -> None:
 
 
 def chosen_kernels(run: Run) -> str:
-    """What the ranks will call, in words; the native kernels are built now, if need be. Raises UserError if `run.kernels`
-    cannot be had."""
+    """What the ranks will call, in words; the native kernels are built now, if need be. Raises UserError if
+    `run.kernels` cannot be had."""
     import torch
 
     from bert_mlperf.train.setup import kernels

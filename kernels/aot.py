@@ -2,7 +2,8 @@
 
     python -m bert_mlperf.kernels.aot [KERNEL ...]       a table: registers, shared memory, spills per architecture
 
-Needs Triton (not its interpreter) and no GPU: Triton makes PTX, the ptxas it brings makes machine code and says what it used.
+Needs Triton (not its interpreter) and no GPU: Triton makes PTX, the ptxas it brings makes machine code and says what
+it used.
 """
 
 import re
@@ -100,11 +101,8 @@ def main(arguments: list[str]) -> None:
         for capability in CAPABILITIES:
             usage = compile_case(case, capability)
             spilled |= usage.spill_bytes > 0
-            print(
-                f"| {case.name} | sm_{capability} | {case.num_warps} | {usage.registers} | {usage.shared_bytes / 1024:.1f} "
-                f"| {usage.spill_bytes} |",
-                flush=True,
-            )
+            numbers = (case.num_warps, usage.registers, f"{usage.shared_bytes / 1024:.1f}", usage.spill_bytes)
+            print(f"| {case.name} | sm_{capability} | {' | '.join(map(str, numbers))} |", flush=True)
     sys.exit(int(spilled))
 
 

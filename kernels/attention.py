@@ -65,8 +65,8 @@ def attention_reference(
 ) -> Tensor:
     """The equation above, sample by sample; [Q, N, D] in the dtype of the inputs.
 
-    `packed_T3ND` [T, 3, N, D] holds query, key and value of every token. With `queries_QND` [Q, N, D] it holds key and value
-    only, [T, 2, N, D]. `dropout` has the samples and positions of the query rows.
+    `packed_T3ND` [T, 3, N, D] holds query, key and value of every token. With `queries_QND` [Q, N, D] it holds key and
+    value only, [T, 2, N, D]. `dropout` has the samples and positions of the query rows.
     """
     q_QND, kv_T2ND = unpack(packed_T3ND, rows, queries_QND, dropout)
     dtype = torch.promote_types(q_QND.dtype, torch.float32)
@@ -86,16 +86,21 @@ def attention_reference(
 def unpack(
     packed: Tensor, rows: AttentionRows, queries_QND: Tensor | None, dropout: Dropout | None
 ) -> tuple[Tensor, Tensor]:
-    """Queries [Q, N, D] and [T, 2, N, D] keys and values, views of what was given. ValueError if they do not go together."""
+    """Queries [Q, N, D] and [T, 2, N, D] keys and values, views of what was given. ValueError if they do not go
+    together."""
     parts = 3 if queries_QND is None else 2
     if packed.dim() != 4 or packed.shape[1] != parts:
         what = "query, key and value" if parts == 3 else "key and value, beside queries_QND"
-        raise ValueError(f"{NAME}: packed has shape {tuple(packed.shape)}, expected [tokens, {parts}, heads, size]: {what}")
+        raise ValueError(
+            f"{NAME}: packed has shape {tuple(packed.shape)}, expected [tokens, {parts}, heads, size]: {what}"
+        )
     q_QND = packed[:, 0] if queries_QND is None else queries_QND
     heads, size = packed.shape[2:]
     check_shapes(NAME, packed.dtype, queries_QND=(q_QND, (rows.num_queries, heads, size)))
     if packed.shape[0] != rows.num_keys:
-        raise ValueError(f"{NAME}: packed has {packed.shape[0]} tokens, expected {rows.num_keys}, where the offsets end")
+        raise ValueError(
+            f"{NAME}: packed has {packed.shape[0]} tokens, expected {rows.num_keys}, where the offsets end"
+        )
     for name, bounds in (("query", rows.query_bounds), ("key", rows.key_bounds)):
         if bounds[0] != 0 or any(end < start for start, end in pairwise(bounds)):
             raise ValueError(f"{NAME}: {name}_bounds are {bounds}, expected ascending numbers from 0 on")
@@ -148,8 +153,8 @@ def attention_native(
     queries_QND: Tensor | None = None,
     dropout: Dropout | None = None,
 ) -> Tensor:
-    """The reference's values from C++. ValueError on shapes or dtypes that do not go together; Unsupported in fp16 and for
-    heads above 256."""
+    """The reference's values from C++. ValueError on shapes or dtypes that do not go together; Unsupported in fp16 and
+    for heads above 256."""
     return _call(native_path, packed_T3ND, rows, queries_QND, dropout)
 
 
@@ -160,7 +165,8 @@ def attention_in_triton(
     queries_QND: Tensor | None = None,
     dropout: Dropout | None = None,
 ) -> Tensor:
-    """The reference's values from Triton. ValueError as above; Unsupported for heads of other sizes than 16, 32, 64, 128."""
+    """The reference's values from Triton. ValueError as above; Unsupported for heads of other sizes than 16, 32, 64,
+    128."""
     return _call(attention_triton, packed_T3ND, rows, queries_QND, dropout)
 
 
@@ -171,7 +177,8 @@ def attention_of_library(
     queries_QND: Tensor | None = None,
     dropout: Dropout | None = None,
 ) -> Tensor:
-    """Attention of flash-attn or torch (kernels/attention_library.py). ValueError as above; Unsupported where neither can."""
+    """Attention of flash-attn or torch (kernels/attention_library.py). ValueError as above; Unsupported where neither
+    can."""
     unpack(packed_T3ND, rows, queries_QND, dropout)
     return attention_library.attention(packed_T3ND, rows, queries_QND, dropout)
 

@@ -1,8 +1,8 @@
 """The libraries' own variable-length attention, to choose instead of ours and to be compared with.
 
-flash-attn, if it is installed, does everything in bf16 and fp16; its dropout masks are its own, drawn from the device's random
-state: with it a sample has other masks on another number of ranks, and recomputed layers other masks than in forward. torch's
-varlen_attn has no dropout. Both are for CUDA and have not been run here.
+flash-attn, if it is installed, does everything in bf16 and fp16; its dropout masks are its own, drawn from the
+device's random state: with it a sample has other masks on another number of ranks, and recomputed layers other masks
+than in forward. torch's varlen_attn has no dropout. Both are for CUDA and have not been run here.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
 """Attention on the CPU: one call of kernels/native/attention.cpp for all samples and heads.
 
-Nothing is computed on padding, scores are fp32, and of forward only the output and the log-sum-exp of each row are kept.
+Nothing is computed on padding, scores are fp32, and of forward only the output and the log-sum-exp of each row are
+kept.
 """
 
 import math
@@ -37,7 +38,14 @@ def forward(q_QND: Tensor, kv_T2ND: Tensor, rows: Any, dropout: Dropout | None) 
     lse_NQ = torch.empty(heads, num_queries)
     arguments = _shape(q_QND, kv_T2ND, rows)
     native.call(
-        f"attention_forward_{suffix}", q_QND, kv_T2ND[:, 0], kv_T2ND[:, 1], out_QND, lse_NQ, *arguments, *native.masks(dropout)
+        f"attention_forward_{suffix}",
+        q_QND,
+        kv_T2ND[:, 0],
+        kv_T2ND[:, 1],
+        out_QND,
+        lse_NQ,
+        *arguments,
+        *native.masks(dropout),
     )
     return out_QND, lse_NQ
 
@@ -68,4 +76,3 @@ def _shape(q_QND: Tensor, kv_T2ND: Tensor, rows: Any) -> tuple[Any, ...]:
     assert q_QND.stride()[1:] == (size, 1) and kv_T2ND.stride()[2:] == (size, 1)
     bounds = (_int64(rows.query_bounds), _int64(rows.key_bounds))
     return (*bounds, rows.num_samples, heads, size, q_QND.stride(0), kv_T2ND.stride(0), 1 / math.sqrt(size))
-

@@ -4,7 +4,8 @@
                Dao et al., FlashAttention (2022); drops after the softmax: the sum is over all probabilities
     dQ         a block of queries goes over the keys; first stores delta = sum_d dO O = sum_k P dP for the next kernel
     dK, dV     a block of keys goes over the queries, transposed: P' and dS' are left factors as they come out
-               dP = keep scale (dO V'),  dS = P (dP - delta),  dQ = dS K / sqrt(D),  dK = dS' Q / sqrt(D),  dV = P_dropped' dO
+               dP = keep scale (dO V'),  dS = P (dP - delta),  dQ = dS K / sqrt(D),  dK = dS' Q / sqrt(D),  dV =
+               P_dropped' dO
 
 The grid is (blocks of the longest sample, heads, samples); programs beyond the end of their sample return at once.
 """
@@ -108,7 +109,9 @@ def _forward(
     out_QD *= keep_scale / tl.where(sum_Q > 0, sum_Q, 1.0)[:, None]  # without keys the output is 0
     at_QD = (row_Q * (HEADS * D))[:, None] + tl.arange(0, D)[None, :]
     tl.store(out + (query_start * HEADS + head) * D + at_QD, out_QD.to(out.dtype.element_ty), mask=inside_Q[:, None])
-    tl.store(lse + head * num_queries + query_start + row_Q, (max_Q + tl.log2(sum_Q)) / 1.4426950408889634, mask=inside_Q)
+    tl.store(
+        lse + head * num_queries + query_start + row_Q, (max_Q + tl.log2(sum_Q)) / 1.4426950408889634, mask=inside_Q
+    )
 
 
 @jit(do_not_specialize=["num_queries", "dropout_key", "threshold"])
@@ -334,7 +337,13 @@ def aot_cases() -> list[AotCase]:
     """The three kernels for BERT-Large in bf16, with dropout and without."""
     tensors = dict.fromkeys(("q", "k", "v", "out", "upstream", "dq", "dk", "dv"), "*bf16")
     tensors |= dict.fromkeys(("lse", "delta"), "*fp32") | dict.fromkeys(("query_offsets", "key_offsets"), "*i32")
-    numbers = {"query_stride": "i32", "key_stride": "i32", "num_queries": "i32", "dropout_key": "i64", "threshold": "i32"}
+    numbers = {
+        "query_stride": "i32",
+        "key_stride": "i32",
+        "num_queries": "i32",
+        "dropout_key": "i64",
+        "threshold": "i32",
+    }
     numbers |= {"keep_scale": "fp32", "scale": "fp32", "scale_log2": "fp32"}
     cases = []
     for name, function, blocks in (

@@ -2,10 +2,10 @@
 
     python -m bert_mlperf.kernels.bench [--device cpu|cuda] [--seconds S] [KERNEL ...]
 
-A row is forward and backward of one kernel by one implementation, median of what fits into S seconds. bytes: every input read
-once and every output written once, gradients included. FLOP: of matrix products only, recomputation not counted. floor: the
-longer of bytes at the copy bandwidth and FLOP at the matrix peak, both measured here first. On a CPU and on a GPU; at most
-8 minutes with the defaults.
+A row is forward and backward of one kernel by one implementation, median of what fits into S seconds. bytes: every
+input read once and every output written once, gradients included. FLOP: of matrix products only, recomputation not
+counted. floor: the longer of bytes at the copy bandwidth and FLOP at the matrix peak, both measured here first. On a
+CPU and on a GPU; at most 8 minutes with the defaults.
 
 Legend: T tokens, H hidden, F feed-forward, N heads, D head size, V vocabulary, M masked tokens.
 """
@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,7 +92,9 @@ def implementations(kernel: str, operation: str, device: torch.device) -> Iterat
             yield name, function
 
 
-def case_of(kernel: str, shape: str, moved: int, flops: int, eager: Call, device: torch.device, *arguments: Any, **options: Any) -> Case:
+def case_of(
+    kernel: str, shape: str, moved: int, flops: int, eager: Call, device: torch.device, *arguments: Any, **options: Any
+) -> Case:
     """A kernel that is a function with gradients."""
     calls = {name: trained(f, *arguments, **options) for name, f in implementations(kernel, kernel, device)}
     return Case(kernel, shape, moved, flops, {"eager": eager} | calls)
@@ -156,11 +159,22 @@ def cross_entropy_case(x: Inputs) -> Case:
     masked = round(0.15 * x.tokens)
     values, weight, bias = x.values(masked, HIDDEN), x.values(VOCABULARY, HIDDEN, scale=0.02), x.values(VOCABULARY)
     labels = x.ids(VOCABULARY, masked)
-    eager = trained(lambda v, w, b: F.cross_entropy(F.linear(v, w, b).float(), labels, reduction="sum"), values, weight, bias)
+    eager = trained(
+        lambda v, w, b: F.cross_entropy(F.linear(v, w, b).float(), labels, reduction="sum"), values, weight, bias
+    )
     moved = 2 * (2 * values.numel() + 2 * weight.numel() + 4 * masked * VOCABULARY)
     products = 3 * 2 * masked * HIDDEN * VOCABULARY
     return case_of(
-        "linear_cross_entropy", f"{masked} x {VOCABULARY}", moved, products, eager, x.device, values, weight, bias, labels
+        "linear_cross_entropy",
+        f"{masked} x {VOCABULARY}",
+        moved,
+        products,
+        eager,
+        x.device,
+        values,
+        weight,
+        bias,
+        labels,
     )
 
 
@@ -172,8 +186,10 @@ def cast_case(x: Inputs) -> Case:
         out.copy_(parts[0]).add_(parts[1])
         return torch.linalg.vector_norm(out)
 
-    calls = {name: (lambda f=f: f(parts, out)) for name, f in implementations("grad_norm_cast", "grad_norm_cast", x.device)}
-    return Case("grad_norm_cast", f"2 x {out.numel():,} bf16", (2 + 2 + 4) * out.numel(), 0, {"eager": eager} | calls)
+    calls: dict[str, Call] = {"eager": eager}
+    for name, function in implementations("grad_norm_cast", "grad_norm_cast", x.device):
+        calls[name] = partial(function, parts, out)
+    return Case("grad_norm_cast", f"2 x {out.numel():,} bf16", (2 + 2 + 4) * out.numel(), 0, calls)
 
 
 CASES: dict[str, Callable[[Inputs], Case]] = {
@@ -240,7 +256,8 @@ def main(arguments: list[str] | None = None) -> None:
     device = torch.device(options.device)
     torch.manual_seed(0)
     machine = machine_of(device)
-    print(f"{options.device}: copy {machine.bandwidth / 1e9:.0f} GB/s, bf16 products {machine.peak / 1e9:.0f} GFLOP/s, torch {torch.__version__}\n")
+    speeds = f"copy {machine.bandwidth / 1e9:.0f} GB/s, bf16 products {machine.peak / 1e9:.0f} GFLOP/s"
+    print(f"{options.device}: {speeds}, torch {torch.__version__}\n")
     print("| kernel | shape | MB | GFLOP | floor, ms | implementation | ms | of floor | times eager |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name in options.kernels or CASES:

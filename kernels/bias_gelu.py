@@ -1,11 +1,11 @@
 """Bias and GELU in its tanh form.
 
-    u = x + bias;    y = u/2 (1 + tanh(c (u + a u^3))) = u s,  s = sigmoid(2 c (u + a u^3)),  c = sqrt(2 / pi),  a = 0.044715
-    dx = dy (s + u s (1 - s) 2 c (1 + 3 a u^2));    dbias = sum of dx over the rows
+    u = x + bias;    y = u/2 (1 + tanh(c (u + a u^3))) = u s,  s = sigmoid(2 c (u + a u^3)),  c = sqrt(2 / pi),  a =
+    0.044715 dx = dy (s + u s (1 - s) 2 c (1 + 3 a u^2));    dbias = sum of dx over the rows
 
-cublasLt can add the bias and apply GELU behind the product that makes x, and undo both in front of the product of backward;
-torch offers the first (torch.ops.aten._addmm_activation, without keeping x) and not the second, so the pass over memory that
-it would save in forward is spent here.
+cublasLt can add the bias and apply GELU behind the product that makes x, and undo both in front of the product of
+backward; torch offers the first (torch.ops.aten._addmm_activation, without keeping x) and not the second, so the pass
+over memory that it would save in forward is spent here.
 
 Legend: R rows, F feed-forward.
 """

@@ -1,4 +1,5 @@
-"""What all launchers ask of their inputs. They look at shapes and dtypes only, so the host never waits for the device."""
+"""What all launchers ask of their inputs. They look at shapes and dtypes only, so the host never waits for the
+device."""
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}  # of the C++ function
 
 
 def check_shapes(kernel: str, dtype: torch.dtype, **expected: tuple[Tensor | None, tuple[int, ...]]) -> None:
-    """ValueError that names the first tensor whose shape, or whose dtype (that of floating-point inputs), is another."""
+    """ValueError that names the first tensor whose shape, or whose dtype (that of floating-point inputs), is
+    another."""
     if dtype not in FLOATS:
         raise ValueError(f"{kernel}: the inputs are {name_of(dtype)}, expected float32, bfloat16 or float16")
     for name, (tensor, shape) in expected.items():

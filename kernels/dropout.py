@@ -5,9 +5,9 @@
     attention: field(h, q, k) = 16-bit field k % 8 of Philox(key; k // 8, position(q), sample(q), h)
     keep     = field >= threshold,  threshold = round(probability 2^16);  kept values times 2^16 / (2^16 - threshold)
 
-sample is the index in the global batch, position that in the sample: a sample has the same masks on any number of ranks,
-in any order, in forward, in backward and when a layer is computed again. One call of Philox4x32-10 (Salmon et al., Parallel
-random numbers: as easy as 1, 2, 3; SC 2011) gives eight masks: four words, the low half of each first.
+sample is the index in the global batch, position that in the sample: a sample has the same masks on any number of
+ranks, in any order, in forward, in backward and when a layer is computed again. One call of Philox4x32-10 (Salmon et
+al., Parallel random numbers: as easy as 1, 2, 3; SC 2011) gives eight masks: four words, the low half of each first.
 
 Legend: R rows, C columns, G groups of eight columns.
 """

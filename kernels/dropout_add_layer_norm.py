@@ -3,8 +3,8 @@
     z = residual + drop(x + bias);   y = LayerNorm(z) weight + shift          (kernels/layer_norm.py)
     dresidual = dz;   dx = drop(dz);   dbias = sum of dx over the rows
 
-Backward goes over the rows once for all five gradients. z is kept in the dtype of x, the statistics in fp32, masks not at all.
-Without bias and residual it is a plain LayerNorm.
+Backward goes over the rows once for all five gradients. z is kept in the dtype of x, the statistics in fp32, masks not
+at all. Without bias and residual it is a plain LayerNorm.
 
 Legend: R rows, H hidden, P row programs.
 """
@@ -261,15 +261,18 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
     ) -> Tensor:
         y, z, mean, rstd = launch.forward(x, bias, residual, weight, shift, epsilon, dropout)
         ctx.save_for_backward(z, weight, mean, rstd)
-        ctx.dropout, ctx.launch, ctx.has_bias, ctx.has_residual = dropout, launch, bias is not None, residual is not None
+        ctx.dropout, ctx.launch, ctx.has_bias, ctx.has_residual = (
+            dropout,
+            launch,
+            bias is not None,
+            residual is not None,
+        )
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        dx, dresidual, sums_3H = ctx.launch.backward(
-            *ctx.saved_tensors, dy.contiguous(), ctx.dropout, ctx.has_residual
-        )
+        dx, dresidual, sums_3H = ctx.launch.backward(*ctx.saved_tensors, dy.contiguous(), ctx.dropout, ctx.has_residual)
         dbias, dweight, dshift = sums_3H.to(dy.dtype)
         return (
             dx,
@@ -315,8 +318,8 @@ def dropout_add_layer_norm_triton(
     epsilon: float,
     dropout: Dropout | None,
 ) -> Tensor:
-    """The reference's values from Triton. ValueError on shapes or dtypes that do not go together; Unsupported for rows too
-    long for a block."""
+    """The reference's values from Triton. ValueError on shapes or dtypes that do not go together; Unsupported for rows
+    too long for a block."""
     return _call(_Triton, x_RH, bias_H, residual_RH, weight_H, shift_H, epsilon, dropout)
 
 
@@ -356,6 +359,8 @@ def aot_cases() -> list[AotCase]:
     flags = {"HAS_RESIDUAL": True, "DROPS": True, "BLOCK": block}
     aligned = ("num_columns",)
     return [
-        AotCase(f"{NAME} forward", _forward_kernel, forward, {"HAS_BIAS": True} | flags, warps, divisible_by_16=aligned),
+        AotCase(
+            f"{NAME} forward", _forward_kernel, forward, {"HAS_BIAS": True} | flags, warps, divisible_by_16=aligned
+        ),
         AotCase(f"{NAME} backward", _backward_kernel, backward, flags, warps, divisible_by_16=aligned),
     ]

@@ -1,9 +1,10 @@
 """Word, position and segment embeddings, their LayerNorm and dropout.
 
-    z = word[ids] + position[positions] + segment[segments];   y = drop(LayerNorm(z) weight + shift)    (kernels/layer_norm.py)
+    z = word[ids] + position[positions] + segment[segments];   y = drop(LayerNorm(z) weight + shift)
+    (kernels/layer_norm.py)
 
-The gradient of the word embeddings is sparse, a row for each token: the decoder's dense one, tied to it, is added elsewhere.
-Those of positions and segments are added up over the tokens in fp32, in one order.
+The gradient of the word embeddings is sparse, a row for each token: the decoder's dense one, tied to it, is added
+elsewhere. Those of positions and segments are added up over the tokens in fp32, in one order.
 
 Legend: T tokens, H hidden, V vocabulary, P positions, G segments.
 """
@@ -273,8 +274,8 @@ def embedding_layer_norm_triton(
     epsilon: float,
     dropout: Dropout | None,
 ) -> Tensor:
-    """The reference's values from Triton. ValueError on shapes or dtypes that do not go together; Unsupported for rows too
-    long for a block."""
+    """The reference's values from Triton. ValueError on shapes or dtypes that do not go together; Unsupported for rows
+    too long for a block."""
     tables, indices = [word_VH, position_PH, segment_GH, weight_H, shift_H], [ids_T, positions_T, segments_T]
     return _call(_Triton, tables, indices, epsilon=epsilon, dropout=dropout)
 

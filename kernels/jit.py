@@ -1,7 +1,7 @@
 """Triton where it is installed: `jit` and `tl` for the kernel files, which are read and imported without it too.
 
-PyPI's CPU build of torch brings no Triton (`pip install bert-mlperf[triton]` does). Without it `jit` leaves a function as
-it is; it is never called then, because the registry knows `HAS_TRITON`.
+PyPI's CPU build of torch brings no Triton (`pip install bert-mlperf[triton]` does). Without it `jit` leaves a function
+as it is; it is never called then, because the registry knows `HAS_TRITON`.
 """
 
 import os

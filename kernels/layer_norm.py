@@ -1,7 +1,9 @@
-"""What the two LayerNorm kernels share: the arithmetic of a row in Triton, and how many rows a program of backward takes.
+"""What the two LayerNorm kernels share: the arithmetic of a row in Triton, and how many rows a program of backward
+takes.
 
     y = weight xhat + shift,  xhat = (z - mean) rstd,  rstd = 1 / sqrt(variance + epsilon)
-    dz = rstd (g - mean(g) - xhat mean(g xhat)),  g = weight dy;   dweight = sum of dy xhat,  dshift = sum of dy over the rows
+    dz = rstd (g - mean(g) - xhat mean(g xhat)),  g = weight dy;   dweight = sum of dy xhat,  dshift = sum of dy over
+    the rows
 
 Statistics are fp32, the variance is that of the deviations from the mean.
 

@@ -1,11 +1,13 @@
 """The tied decoder with its softmax and loss, and with its arg-max, in chunks of the vocabulary.
 
     logits = x weight' + bias;   loss = sum over rows of  lse - logits[label],   lse = log sum_v exp(logits[v])
-    g = upstream (exp(logits - lse) - onehot(label));   dx = g weight,   dweight = g' x,   dbias = sum of g over the rows
+    g = upstream (exp(logits - lse) - onehot(label));   dx = g weight,   dweight = g' x,   dbias = sum of g over the
+    rows
 
-The products are the library's (torch.mm). Only the logits of one chunk are held, in the dtype of x, and bias and statistics
-are added in fp32 behind them; backward makes a chunk's logits again and turns them into g in place, unless all fit into KEPT
-bytes. A chunk of the weight is a chunk of rows of dweight, which is written once; dx is added up over the chunks in fp32.
+The products are the library's (torch.mm). Only the logits of one chunk are held, in the dtype of x, and bias and
+statistics are added in fp32 behind them; backward makes a chunk's logits again and turns them into g in place, unless
+all fit into KEPT bytes. A chunk of the weight is a chunk of rows of dweight, which is written once; dx is added up
+over the chunks in fp32.
 
 Legend: M masked tokens, H hidden, V vocabulary, C a chunk of it.
 """
@@ -96,7 +98,9 @@ class _Triton:
     @staticmethod
     def statistics(logits: Tensor, bias: Tensor, labels: Tensor, state: list[Tensor], first: int) -> None:
         """Brings largest, total and picked (fp32 [M] each) up to date with a chunk."""
-        _statistics_kernel[(logits.shape[0],)](logits, bias, labels, *state, first, logits.shape[1], BLOCK=BLOCK, num_warps=8)
+        _statistics_kernel[(logits.shape[0],)](
+            logits, bias, labels, *state, first, logits.shape[1], BLOCK=BLOCK, num_warps=8
+        )
 
     @staticmethod
     def gradient(logits: Tensor, bias: Tensor, labels: Tensor, lse: Tensor, upstream: Tensor, first: int) -> Tensor:

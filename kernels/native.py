@@ -1,9 +1,10 @@
 """The C++ half of the CPU path (kernels/native/*.cpp), built at first use for this machine and loaded with ctypes.
 
-The library goes to $XDG_CACHE_HOME/bert-mlperf (~/.cache without it), named by a hash of sources, flags, compiler and CPU, and
-appears there in one rename, so ranks may build at once. It uses the OpenMP runtime that torch has loaded: two runtimes
-would have two sets of threads on the same cores. Functions are called by `call("name", tensor, 3, 0.5)`: tensors become
-pointers (None a null pointer), ints int64_t, floats double. Only contiguous memory is handed over: the callers see to it.
+The library goes to $XDG_CACHE_HOME/bert-mlperf (~/.cache without it), named by a hash of sources, flags, compiler and
+CPU, and appears there in one rename, so ranks may build at once. It uses the OpenMP runtime that torch has loaded: two
+runtimes would have two sets of threads on the same cores. Functions are called by `call("name", tensor, 3, 0.5)`:
+tensors become pointers (None a null pointer), ints int64_t, floats double. Only contiguous memory is handed over: the
+callers see to it.
 """
 
 import ctypes
@@ -23,7 +24,17 @@ from torch import Tensor
 from bert_mlperf.kernels.dropout import Dropout
 
 SOURCES = Path(__file__).parent / "native"
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-strict-aliasing", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-ffp-contract=fast",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+)
 BUILD_SECONDS = 300.0
 
 
@@ -126,4 +137,6 @@ def _cpu() -> str:
     """What -march=native looks at."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.is_file() else platform.processor()
-    return "\n".join(sorted({line for line in text.splitlines() if line.startswith(("flags", "Features", "model name"))}))
+    return "\n".join(
+        sorted({line for line in text.splitlines() if line.startswith(("flags", "Features", "model name"))})
+    )

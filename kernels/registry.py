@@ -6,8 +6,8 @@
     compiled    torch.compile of the reference
     library     what torch or flash-attn bring (attention only)
 
-An implementation that cannot do what it is asked raises `Unsupported` before it has written anything: the reference does
-it instead, and one line on stderr names both, once.
+An implementation that cannot do what it is asked raises `Unsupported` before it has written anything: the reference
+does it instead, and one line on stderr names both, once.
 """
 
 import sys
@@ -69,8 +69,8 @@ class Kernels:
 
 
 def select(device: torch.device, choice: str | Mapping[str, str] = "auto") -> Kernels:
-    """The operations for a device. `choice` is "auto", the name of an implementation (kernels that have none of that name
-    are chosen automatically) or a mapping from kernels to implementations (others automatic).
+    """The operations for a device. `choice` is "auto", the name of an implementation (kernels that have none of that
+    name are chosen automatically) or a mapping from kernels to implementations (others automatic).
 
     ValueError, one sentence, if there is no such kernel or implementation or it cannot run here.
     """

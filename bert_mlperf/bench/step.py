@@ -83,8 +83,20 @@ def samples_per_second(found: Mapping[str, Any], kind: str, samples: int) -> flo
 def show(settings: Settings, found: Mapping[str, Mapping[str, Any]], *, where: str) -> None:
     """The table and what it was made with."""
     console = wide_console()
-    table = Table(title=f"{settings.model}, {settings.samples} samples a step, bf16, dropout, {settings.threads} threads")
-    for heading in ("lengths", "", "s per step", "samples/s", "ours / peer", "peak GiB", "matrix GFLOP/s", "of peak", "time in them"):
+    table = Table(
+        title=f"{settings.model}, {settings.samples} samples a step, bf16, dropout, {settings.threads} threads"
+    )
+    for heading in (
+        "lengths",
+        "",
+        "s per step",
+        "samples/s",
+        "ours / peer",
+        "peak GiB",
+        "matrix GFLOP/s",
+        "of peak",
+        "time in them",
+    ):
         table.add_column(heading, justify="left" if heading in ("lengths", "") else "right")
     for kind in (FULL, MLPERF_LIKE):
         speeds = {side: samples_per_second(found[side], kind, settings.samples) for side in found}
@@ -104,9 +116,9 @@ def show(settings: Settings, found: Mapping[str, Mapping[str, Any]], *, where: s
     console.print(table)
     tokens = found[OURS][MLPERF_LIKE]["tokens"]
     console.print(
-        f"{settings.steps} steps of each after one to warm up, in turn sides after each other; MLPerf-like samples have "
+        f"{settings.steps} steps of each after one to warm up, one side after the other; MLPerf-like samples have "
         f"{sum(tokens) / len(tokens) / settings.samples:.0f} tokens on average, the peer pads them to 512\n"
         "ours: unpadded, LAMB, native kernels; peer: BertForPreTraining, SDPA, bf16 autocast, fused AdamW\n"
-        "matrix GFLOP/s: inside aten::mm, addmm and bmm (torch's profiler); peak: a product of 4096 x 4096 matrices in bf16, "
-        f"{found[OURS]['peak_speed'] / 1e9:.0f} GFLOP/s here\n{where}"
+        "matrix GFLOP/s: inside aten::mm, addmm and bmm (torch's profiler); peak: a product of 4096 x 4096 matrices in "
+        f"bf16, {found[OURS]['peak_speed'] / 1e9:.0f} GFLOP/s here\n{where}"
     )

@@ -30,8 +30,8 @@ Step = Callable[[Samples], float]  # trains on a batch and returns its loss
 
 
 def batches(kind: str, count: int, samples: int, config: ModelConfig) -> list[Samples]:
-    """`count` batches. MLPerf-like lengths are taken at evenly spaced quantiles of the distribution in DESIGN's words: 23%
-    full, the others gamma(1.6, 115) clipped to 20..511, so that a few batches stand for all."""
+    """`count` batches. MLPerf-like lengths are taken at evenly spaced quantiles of the distribution in DESIGN's words:
+    23% full, the others gamma(1.6, 115) clipped to 20..511, so that a few batches stand for all."""
     most = config.max_position_embeddings
     generator = np.random.default_rng(0)
     lengths = np.full(count * samples, most)
@@ -93,6 +93,7 @@ def hugging_face(config: ModelConfig, samples: int) -> Step:
     from transformers import BertConfig, BertForPreTraining
 
     torch.manual_seed(1)
+    sizes: dict[str, Any] = {"attn_implementation": "sdpa"}
     model = BertForPreTraining(
         BertConfig(
             vocab_size=config.vocab_size,
@@ -103,7 +104,7 @@ def hugging_face(config: ModelConfig, samples: int) -> Step:
             max_position_embeddings=config.max_position_embeddings,
             hidden_dropout_prob=config.hidden_dropout_prob,
             attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-            attn_implementation="sdpa",
+            **sizes,
         )
     ).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)

@@ -35,8 +35,8 @@ class Loader(Generic[T]):
     """Endless steps from `start_step` on, `prefetch` of them ready ahead.
 
     Step k holds the samples `global_batch_ids(seed, k, ...)`; rank r's accumulation a takes positions
-    (a * world_size + r) * micro_batch_size onwards, and `collate` gets them with these positions. An error in the thread is raised in the consumer. Close it, or use
-    it as a context manager.
+    (a * world_size + r) * micro_batch_size onwards, and `collate` gets them with these positions. An error in the
+    thread is raised in the consumer. Close it, or use it as a context manager.
     """
 
     def __init__(

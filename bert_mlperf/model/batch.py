@@ -65,8 +65,8 @@ class Batch:
 
 
 def make_batch(samples: Samples, indices_B: np.ndarray | None = None) -> Batch:
-    """A `Batch` on the CPU from flat ragged `samples` (numpy). `indices_B`: their indices in the global batch (without them
-    0, 1, ...)."""
+    """A `Batch` on the CPU from flat ragged `samples` (numpy). `indices_B`: their indices in the global batch (without
+    them 0, 1, ...)."""
     indices_B = np.arange(samples.num_samples) if indices_B is None else indices_B
     offsets, lengths = samples.offsets, samples.lengths
     masked_counts = samples.masked_counts

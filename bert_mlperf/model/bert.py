@@ -44,8 +44,8 @@ class DropoutSeed:
 class BertForPreTraining(nn.Module):
     """Embeddings, encoder and the two heads. The weights are undrawn: `build_model` makes a model to train.
 
-    `kernels` are the operations that it calls (default: the references), `recompute` what backward computes again instead
-    of keeping it: "none", "attention", or n for every n-th layer.
+    `kernels` are the operations that it calls (default: the references), `recompute` what backward computes again
+    instead of keeping it: "none", "attention", or n for every n-th layer.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class BertForPreTraining(nn.Module):
         return [name for name, p in self.named_parameters() if id(p) in own]
 
     def forward(self, batch: Batch, dropout: DropoutSeed | None = None) -> Losses:
-        """Both losses as fp32 sums of -log softmax(logits)[label]; 0 for a batch without masked tokens. Without `dropout`
-        nothing is dropped."""
+        """Both losses as fp32 sums of -log softmax(logits)[label]; 0 for a batch without masked tokens. Without
+        `dropout` nothing is dropped."""
         word_VH, decoder_VH = tie(self.embeddings.word.weight)
         h_MH, next_B2 = self._heads(word_VH, batch, dropout)
         return Losses(

@@ -77,7 +77,9 @@ class EncoderLayer(nn.Module):
             packed_T3ND = F.linear(x_TH, self.qkv.weight, self.qkv.bias).unflatten(-1, (3, self.heads, -1))
             context_QND = self._attention(packed_T3ND, batch.token_rows(), dropout)
         a_QH = F.linear(context_QND.flatten(1), self.attention_output.weight)
-        y_QH = self._add_and_norm(a_QH, self.attention_output, x_TH, self.attention_norm, dropout, Site.ATTENTION_OUTPUT)
+        y_QH = self._add_and_norm(
+            a_QH, self.attention_output, x_TH, self.attention_norm, dropout, Site.ATTENTION_OUTPUT
+        )
         z_QF = self.kernels.bias_gelu(F.linear(y_QH, self.intermediate.weight), self.intermediate.bias)
         o_QH = F.linear(z_QF, self.output.weight)
         return self._add_and_norm(o_QH, self.output, y_QH, self.output_norm, dropout, Site.OUTPUT)
@@ -109,7 +111,13 @@ class EncoderLayer(nn.Module):
         return function(packed, queries_QND=queries_QND)
 
     def _add_and_norm(
-        self, x_RH: Tensor, linear: Linear, residual_RH: Tensor, norm: nn.LayerNorm, dropout: StepDropout | None, site: Site
+        self,
+        x_RH: Tensor,
+        linear: Linear,
+        residual_RH: Tensor,
+        norm: nn.LayerNorm,
+        dropout: StepDropout | None,
+        site: Site,
     ) -> Tensor:
         return self.kernels.dropout_add_layer_norm(
             x_RH,

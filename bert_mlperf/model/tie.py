@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 def tie(word_VH: Tensor) -> tuple[Tensor, Tensor]:
     """The weight for the embeddings and for the decoder.
 
-    The decoder's gradient has all rows, the embeddings' is a sparse one of the tokens' rows. They are added in place: by
-    itself autograd would make a third tensor of the size of the vocabulary.
+    The decoder's gradient has all rows, the embeddings' is a sparse one of the tokens' rows. They are added in place:
+    by itself autograd would make a third tensor of the size of the vocabulary.
     """
     return _Tie.apply(word_VH)
 

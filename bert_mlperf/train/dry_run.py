@@ -190,9 +190,7 @@ def memory(plan: ShardingPlan, topology: Topology, state: TrainState, *, backend
         accumulated=size(flat.accumulated),
         state=size(*masters, optimizer.first_moment, optimizer.second_moment),
         reduced=layout.shard_size * torch.float32.itemsize,
-        buffers=largest_buffers(
-            plan, topology, layout, backend=backend, ranks_per_node=ranks_per_node
-        ),
+        buffers=largest_buffers(plan, topology, layout, backend=backend, ranks_per_node=ranks_per_node),
     )
 
 

@@ -78,7 +78,9 @@ def build_state(
     """Model, flat buffers, shards and optimizer; weights drawn or from the checkpoint (rank 0 reads it), equal on all
     ranks. Moments and step start at zero whatever the checkpoint holds. `plan` is what `train.sharding` decided."""
     plan = plan or sharding_plan(run, world_size=control.world_size)
-    model = build_model(run.model, seed=derived_seed(seed, "weights"), kernels=kernels(run, device), recompute=run.recompute)
+    model = build_model(
+        run.model, seed=derived_seed(seed, "weights"), kernels=kernels(run, device), recompute=run.recompute
+    )
     if checkpoint is not None and control.rank == 0:
         model.load_state_dict(load_weights(Path(checkpoint), run.model), strict=True)
     model = model.to(device)

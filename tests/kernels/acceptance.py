@@ -30,7 +30,9 @@ def check_kernel(kernel: Function, torch_version: Function, inputs: Sequence[Ten
     got = outputs_and_gradients(kernel, inputs, upstream)
     for index, (k, t, r) in enumerate(zip(got, usual, wanted, strict=True)):
         assert k.shape == r.shape, (index, k.shape, r.shape)
-        assert_within(k, t, r, dtype=dtype, what=f"output {index} (0: forward, then gradients in the order of the inputs)")
+        assert_within(
+            k, t, r, dtype=dtype, what=f"output {index} (0: forward, then gradients in the order of the inputs)"
+        )
 
 
 def assert_within(k: Tensor, t: Tensor, r: Tensor, *, dtype: torch.dtype, what: str) -> None:

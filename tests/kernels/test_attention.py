@@ -46,9 +46,7 @@ def of_torch(queries, keys, rows, dropout):
         scores = torch.einsum("qnd,knd->nqk", queries[q0:q1], keys[k0:k1, 0]) / math.sqrt(queries.shape[2])
         weights = scores.softmax(-1)
         if dropout is not None:
-            of_sample = Dropout(
-                dropout.probability, dropout.key, dropout.samples_R[q0:q1], dropout.positions_R[q0:q1]
-            )
+            of_sample = Dropout(dropout.probability, dropout.key, dropout.samples_R[q0:q1], dropout.positions_R[q0:q1])
             keep = torch.stack([keep_attention(of_sample, head, k1 - k0) for head in range(queries.shape[1])])
             weights = weights * (keep * dropout.scale).to(weights.dtype)
         found.append(torch.einsum("nqk,knd->qnd", weights, keys[k0:k1, 1]))
@@ -126,8 +124,18 @@ def test_bad_input_is_named(name):
         (packed, rows, {"queries_QND": queries}, r"expected \[tokens, 2, heads, size\]: key and value, beside"),
         (packed[:, :2], rows_of([1, 1], [4, 5]), {"queries_QND": queries}, r"queries_QND has shape \(3, 2, 64\)"),
         (packed[:, :2], rows_of([1, 2], [4, 5]), {"queries_QND": queries.half()}, "queries_QND is float16, expected"),
-        (packed, AttentionRows(offsets, offsets, (0, 12, 9), (0, 12, 9)), {}, r"query_bounds are \(0, 12, 9\), expected"),
-        (packed[:, :2], rows_of([3], [4, 5]), {"queries_QND": queries}, "queries are those of 1 samples, the keys of 2"),
+        (
+            packed,
+            AttentionRows(offsets, offsets, (0, 12, 9), (0, 12, 9)),
+            {},
+            r"query_bounds are \(0, 12, 9\), expected",
+        ),
+        (
+            packed[:, :2],
+            rows_of([3], [4, 5]),
+            {"queries_QND": queries},
+            "queries are those of 1 samples, the keys of 2",
+        ),
         (packed, rows, {"dropout": dropout_of([4], torch.arange(4))}, "dropout has 4 rows, expected 9"),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -12,7 +12,12 @@ from tests.kernels.inputs import BF16, FAST, FP16, FP32, IMPLEMENTATIONS, values
 
 LOSS, COUNT = OPERATIONS["linear_cross_entropy"], OPERATIONS["count_correct"]
 SIZES = [(1, 64, 37), (3, 96, 1000), (17, 64, 2049), (130, 64, 37)]
-SETTINGS = {"one chunk, kept": (2**26, 2**25), "one chunk": (2**26, 0), "chunks": (2000, 0), "chunks, kept": (2000, 2**25)}
+SETTINGS = {
+    "one chunk, kept": (2**26, 2**25),
+    "one chunk": (2**26, 0),
+    "chunks": (2000, 0),
+    "chunks, kept": (2000, 2**25),
+}
 
 
 @pytest.fixture(params=SETTINGS)

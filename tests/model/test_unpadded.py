@@ -150,7 +150,9 @@ def test_dropout_acts_at_every_place_of_the_reference_with_a_key_of_its_own():
 
 def loss_and_gradients(recompute: int | str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     model = build_model(
-        config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, num_hidden_layers=3), seed=1, recompute=recompute
+        config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, num_hidden_layers=3),
+        seed=1,
+        recompute=recompute,
     )
     losses = model(make_batch(random_samples([5, 64, 9], 50)), DropoutSeed(1, 0))
     loss = losses.masked_lm_sum + losses.next_sentence_sum

@@ -1,4 +1,5 @@
-"""Training with the kernels: every one is called, and losses are those of the reference, as far as bf16 itself allows."""
+"""Training with the kernels: every one is called, and losses are those of the reference, as far as bf16 itself
+allows."""
 
 from collections import Counter
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from bert_mlperf.comm.control import Control
+from bert_mlperf.config.system import Run
 from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.kernels.jit import HAS_TRITON
 from bert_mlperf.kernels.registry import KERNELS
@@ -19,10 +21,9 @@ from tests.train.small import small_model, small_run, uneven_samples
 CPU = torch.device("cpu")
 ALONE = Control(rank=0, world_size=1)
 BATCH = 8
-TRAINING = {"embedding_layer_norm", "dropout_add_layer_norm", "bias_gelu", "attention", "linear_cross_entropy"}
 
 
-def state_of(kernels: str, **changes) -> TrainState:
+def run_of(kernels: str, **changes) -> Run:
     model = small_model(
         hidden_size=64,
         num_attention_heads=2,
@@ -32,8 +33,11 @@ def state_of(kernels: str, **changes) -> TrainState:
         **{key: changes.pop(key) for key in list(changes) if key == "num_hidden_layers"},
     )
     recipe = {"global_batch_size": BATCH, "base_learning_rate": 0.01, "training_steps": 100}
-    run = small_run(model=model, recipe=recipe, micro_batch_size=BATCH, kernels=kernels, **changes)
-    return setup.build_state(run, ALONE, CPU, seed=5, checkpoint=None)
+    return small_run(model=model, recipe=recipe, micro_batch_size=BATCH, kernels=kernels, **changes)
+
+
+def state_of(kernels: str, **changes) -> TrainState:
+    return setup.build_state(run_of(kernels, **changes), ALONE, CPU, seed=5, checkpoint=None)
 
 
 def step_of(index: int, order: np.ndarray | None = None) -> StepSamples:
@@ -58,9 +62,7 @@ def test_a_step_calls_every_kernel_and_gives_the_loss_of_the_reference(implement
 
     for module in KERNELS.values():
         for operation, implementations in module.OPERATIONS.items():
-            monkeypatch.setitem(
-                implementations, implementation, counted(operation, implementations[implementation])
-            )
+            monkeypatch.setitem(implementations, implementation, counted(operation, implementations[implementation]))
     reference, state = state_of("reference"), state_of(implementation)
     batches = step_of(0).micro_batches
     assert evaluate(state.model, batches, ALONE, CPU) == evaluate(reference.model, batches, ALONE, CPU)
