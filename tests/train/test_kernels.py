@@ -2,6 +2,7 @@
 allows."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +12,19 @@ from bert_mlperf.comm.control import Control
 from bert_mlperf.config.system import Run
 from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.kernels.jit import HAS_TRITON
-from bert_mlperf.kernels.registry import KERNELS
+from bert_mlperf.kernels.registry import KERNELS, Kernels, select
 from bert_mlperf.model.batch import make_batch
+from bert_mlperf.model.bert import build_model
 from bert_mlperf.train import setup
 from bert_mlperf.train.evaluate import evaluate
 from bert_mlperf.train.step import TrainState, train_step
+from tests.kernels import (
+    test_attention,
+    test_bias_gelu,
+    test_dropout_add_layer_norm,
+    test_embedding_layer_norm,
+    test_linear_cross_entropy,
+)
 from tests.train.small import small_model, small_run, uneven_samples
 
 CPU = torch.device("cpu")
@@ -33,7 +42,7 @@ def run_of(kernels: str, **changes) -> Run:
         **{key: changes.pop(key) for key in list(changes) if key == "num_hidden_layers"},
     )
     recipe = {"global_batch_size": BATCH, "base_learning_rate": 0.01, "training_steps": 100}
-    return small_run(model=model, recipe=recipe, micro_batch_size=BATCH, kernels=kernels, **changes)
+    return small_run(**{"model": model, "recipe": recipe, "micro_batch_size": BATCH, "kernels": kernels} | changes)
 
 
 def state_of(kernels: str, **changes) -> TrainState:
@@ -73,17 +82,48 @@ def test_a_step_calls_every_kernel_and_gives_the_loss_of_the_reference(implement
     assert set(called) == {operation for module in KERNELS.values() for operation in module.OPERATIONS}
 
 
-def losses(kernels: str, order: np.ndarray | None = None) -> np.ndarray:
-    """Of 50 steps of a 4-layer model in bf16."""
-    state = state_of(kernels, num_hidden_layers=4, precision="bf16")
+def eager_attention(packed, rows, queries_QND=None, dropout=None):
+    queries = packed[:, 0] if queries_QND is None else queries_QND
+    return test_attention.of_torch(queries, packed[:, -2:], rows, dropout)
+
+
+EAGER = replace(  # plain torch, in bf16 from operation to operation, with the same masks
+    select(CPU, "reference"),
+    attention=eager_attention,
+    bias_gelu=test_bias_gelu.of_torch,
+    dropout_add_layer_norm=lambda *x, epsilon, dropout: test_dropout_add_layer_norm.of_torch(*x, dropout),
+    embedding_layer_norm=lambda *x, epsilon, dropout: test_embedding_layer_norm.of_torch(*x, dropout),
+    linear_cross_entropy=test_linear_cross_entropy.of_torch,
+)
+
+
+def losses(kernels: Kernels, *, order: np.ndarray | None = None, units: int = 0) -> np.ndarray:
+    """Of 50 steps of a 4-layer model in bf16, with the samples of a batch in `order` and with feed-forward units
+    shifted by `units`: the same sums, added up in another order."""
+
+    def build(*arguments, **options):
+        model = build_model(*arguments, **options)
+        for layer in model.encoder.layers:
+            for tensor, dim in ((layer.intermediate.weight, 0), (layer.intermediate.bias, 0), (layer.output.weight, 1)):
+                tensor.data = tensor.data.roll(units, dim)
+        return model
+
+    recipe = {"global_batch_size": BATCH, "base_learning_rate": 0.003, "training_steps": 100}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "build_model", build)
+        patch.setattr(setup, "kernels", lambda run, device: kernels)
+        state = state_of("auto", num_hidden_layers=4, precision="bf16", recipe=recipe)
     return np.array([train_step(state, step_of(index, order)).loss.item() for index in range(50)])
 
 
-def test_losses_in_bf16_differ_less_than_with_another_order_of_summation():
-    """The noise of bf16: the reference with the samples of a batch in two other orders (their masks stay)."""
-    reference = losses("reference")
-    orders = [np.arange(BATCH)[::-1].copy(), np.random.default_rng(0).permutation(BATCH)]
-    noise = np.mean([np.abs(losses("reference", order) - reference) for order in orders])
-    assert 0 < noise < 0.05
-    assert np.abs(losses("native") - reference).mean() < 2 * noise
-    assert reference[-1] < reference[0] - 0.3
+def test_losses_in_bf16_differ_no_more_than_with_another_order_of_summation():
+    """The noise of bf16: plain torch with the same numbers added up in other orders (dropout masks stay). Measured:
+    1.68e-3 from plain torch to the native kernels, 1.2e-3 to 1.64e-3 from one order to another."""
+    eager = losses(EAGER)
+    noise = []
+    for seed, units in ((0, 37), (1, 64)):
+        order = np.random.default_rng(seed).permutation(BATCH)
+        noise.append(np.abs(losses(EAGER, order=order, units=units) - eager).mean())
+    assert 1e-5 < max(noise) < 0.01
+    assert np.abs(losses(select(CPU)) - eager).mean() < 1.25 * max(noise)
+    assert eager[-1] < eager[0] - 0.3
