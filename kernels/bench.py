@@ -24,6 +24,7 @@ from torch import Tensor
 
 from bert_mlperf.kernels.attention import AttentionRows
 from bert_mlperf.kernels.dropout import Dropout, Site, site_key
+from bert_mlperf.kernels.lamb_table import LambPiece, LambTable
 from bert_mlperf.kernels.registry import KERNELS, unavailable
 from bert_mlperf.kernels.unsupported import Unsupported
 
@@ -192,12 +193,43 @@ def cast_case(x: Inputs) -> Case:
     return Case("grad_norm_cast", f"2 x {out.numel():,} bf16", (2 + 2 + 4) * out.numel(), 0, calls)
 
 
+def lamb_case(x: Inputs) -> Case:
+    size = 25 * 2**20  # 25 tensors of a million elements
+    pieces = [LambPiece(number, *3 * [number * 2**20], 2**20) for number in range(25)]
+    table = LambTable.of(pieces, [True] * 25, x.device)
+    g, w, m, v = (torch.randn(size, device=x.device) for _ in range(4))
+    v.abs_()
+    rounded = torch.empty(size, dtype=x.dtype, device=x.device)
+    numbers = torch.tensor([1.0, 0.1, 0.001, 1e-6, 0.01], dtype=torch.float64, device=x.device)
+    factors = torch.full((25,), -1e-9, dtype=torch.float64, device=x.device)
+
+    def eager() -> None:
+        m.lerp_(g, 0.1)
+        v.lerp_(g.square(), 0.001)
+        z = m / (v.sqrt() + 1e-6) + 0.01 * w
+        norms = torch.linalg.vector_norm(z.view(25, -1), dim=1), torch.linalg.vector_norm(w.view(25, -1), dim=1)
+        w.sub_((z.view(25, -1) * (1e-9 * norms[1] / norms[0])[:, None]).view(-1))
+        rounded.copy_(w)
+
+    def both(directions: Callable[..., Any], apply: Callable[..., Any]) -> None:
+        directions(table, g, w, m, v, numbers, zero_not_finite=False)
+        apply(table, g, w, factors, rounded)
+
+    applies = dict(implementations("lamb", "lamb_apply", x.device))
+    calls: dict[str, Call] = {"eager": eager}
+    for name, directions in implementations("lamb", "lamb_directions", x.device):
+        calls[name] = partial(both, directions, applies[name])
+    moved = (4 * (4 + 3) + 4 * (2 + 1) + 2) * size  # g w m v, z m v; z w, w, and w in 16 bits
+    return Case("lamb", f"25 x {2**20:,}", moved, 0, calls)
+
+
 CASES: dict[str, Callable[[Inputs], Case]] = {
     "embedding_layer_norm": embedding_case,
     "dropout_add_layer_norm": layer_norm_case,
     "bias_gelu": gelu_case,
     "attention": attention_case,
     "linear_cross_entropy": cross_entropy_case,
+    "lamb": lamb_case,
     "grad_norm_cast": cast_case,
 }
 
