@@ -66,6 +66,13 @@ static void forward_pair(const Shape &s, int64_t b, int64_t h, const T *q, const
     typedef typename Unit<T>::type U;
     const int64_t k0 = s.key_bounds[b], keys = s.key_bounds[b + 1] - k0, q0 = s.query_bounds[b], q1 = s.query_bounds[b + 1];
     const int64_t L = padded(keys, 16), D = padded(s.size, 16), offset = h * s.size, ld = L + APART, ldw = L + APART_ROWS;
+    if (keys == 0) {  // nothing to look at: the output is 0
+        for (int64_t i = q0; i < q1; i++) {
+            std::fill_n(out + (i * s.heads + h) * s.size, s.size, T{});
+            lse[h * s.query_bounds[s.samples] + i] = 0;
+        }
+        return;
+    }
     U *packed_keys = room<T>(memory.keys, D / K * ld), *packed_values = room<T>(memory.values, L / K * D);
     pack_columns<T>(k + k0 * s.key_stride + offset, s.key_stride, keys, s.size, L, D, packed_keys, ld);
     pack_rows<T>(v + k0 * s.key_stride + offset, s.key_stride, keys, s.size, L, D, packed_values);

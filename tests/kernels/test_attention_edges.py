@@ -1,6 +1,7 @@
-"""Attention where a sample asks nothing or all scores are far below zero (to be merged into test_attention.py)."""
+"""Attention where a sample asks nothing, has no keys, or all scores are far below zero."""
 
 import pytest
+import torch
 
 from bert_mlperf.kernels.attention import OPERATIONS
 from tests.kernels.acceptance import check_kernel
@@ -34,3 +35,13 @@ def test_keys_beyond_the_end_have_no_share_of_scores_far_below_zero(name):
         [packed],
         values(20, HEADS, 64, dtype=FP32, seed=1),
     )
+
+
+@pytest.mark.parametrize("name", ["reference", *FAST])
+def test_without_keys_the_output_is_zero(name):
+    queries, keys = values(5, HEADS, 64, dtype=FP32), values(4, 2, HEADS, 64, dtype=FP32, seed=1)
+    leaves = [queries.requires_grad_(), keys.requires_grad_()]
+    out = ATTENTION[name](keys, rows_of([2, 3], [0, 4]), queries_QND=queries)
+    gradients = torch.autograd.grad(out.square().sum(), leaves)
+    assert (out[:2] == 0).all() and (gradients[0][:2] == 0).all()
+    assert all(g.isfinite().all() for g in gradients) and (gradients[0][2:] != 0).any()
