@@ -11,8 +11,9 @@ from torch import Tensor
 
 from bert_mlperf.comm.control import Control
 from bert_mlperf.config.sharding import sharding_plan
+from bert_mlperf.model import bert
 from bert_mlperf.model.bert import Losses
-from bert_mlperf.model.heads import MaskedLmHead
+from bert_mlperf.model.tie import tie
 from bert_mlperf.train.step import TrainState, forward_backward
 from tests.dist.ranks import run_ranks
 from tests.dist.training import ALONE, Trained, Variant, global_step, state_of, train, train_all
@@ -26,12 +27,12 @@ KEY_BIAS_BOUND = 2e-5  # absolute: its gradient is rounding alone
 @contextmanager
 def tied_gradient_doubled() -> Iterator[None]:
     """The decoder's gradient of the word embeddings counts twice."""
-    right = MaskedLmHead.forward
 
-    def doubled(self: MaskedLmHead, x_QH: Tensor, word_VH: Tensor) -> Tensor:
-        return right(self, x_QH, 2 * word_VH - word_VH.detach())
+    def doubled(word_VH: Tensor) -> tuple[Tensor, Tensor]:
+        embeddings_VH, decoder_VH = tie(word_VH)
+        return embeddings_VH, 2 * decoder_VH - decoder_VH.detach()
 
-    with patch.object(MaskedLmHead, "forward", doubled):
+    with patch.object(bert, "tie", doubled):
         yield
 
 

@@ -303,7 +303,8 @@ def test_file_where_the_results_folder_should_be(
 
 AS_NOBODY = """
 import os, sys
-import bert_mlperf.launch, bert_mlperf.launch_data  # nobody may not be able to read the installation
+# nobody may not be able to read the installation
+import bert_mlperf.launch, bert_mlperf.launch_data, bert_mlperf.train.setup
 from bert_mlperf.cli import main
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
