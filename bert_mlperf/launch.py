@@ -139,10 +139,9 @@ def chosen_kernels(run: Run) -> str:
     `run.kernels` cannot be had."""
     import torch
 
-    from bert_mlperf.train.setup import kernels
+    from bert_mlperf.train.setup import kernels, wants_cuda
 
-    on_cuda = run.device == "cuda" or (run.device == "auto" and torch.cuda.is_available())
-    names = kernels(run, torch.device("cuda" if on_cuda else "cpu")).names
+    names = kernels(run, torch.device("cuda" if wants_cuda(run) else "cpu")).names
     kinds = sorted(set(names.values()))
     if len(kinds) == 1:
         return kinds[0]

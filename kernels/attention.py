@@ -10,6 +10,7 @@ query_offsets[b + 1]) and tokens [key_offsets[b], key_offsets[b + 1]).
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,9 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bert_mlperf.kernels import attention_library, attention_triton
-from bert_mlperf.kernels import attention_native as native_path
-from bert_mlperf.kernels.checks import check_shapes
+from bert_mlperf.kernels import attention_library, attention_native, attention_triton
+from bert_mlperf.kernels.checks import check_dropout, check_shapes
 from bert_mlperf.kernels.compiled import compiled
 from bert_mlperf.kernels.dropout import Dropout, keep_attention
 
@@ -47,11 +47,11 @@ class AttentionRows:
     def num_keys(self) -> int:
         return self.key_bounds[-1]
 
-    @property
+    @cached_property
     def max_queries(self) -> int:
         return max((end - start for start, end in pairwise(self.query_bounds)), default=0)
 
-    @property
+    @cached_property
     def max_keys(self) -> int:
         return max((end - start for start, end in pairwise(self.key_bounds)), default=0)
 
@@ -68,7 +68,8 @@ def attention_reference(
     `packed_T3ND` [T, 3, N, D] holds query, key and value of every token. With `queries_QND` [Q, N, D] it holds key and
     value only, [T, 2, N, D]. `dropout` has the samples and positions of the query rows.
     """
-    q_QND, kv_T2ND = unpack(packed_T3ND, rows, queries_QND, dropout)
+    check(packed_T3ND, rows, queries_QND, dropout)
+    q_QND, kv_T2ND = unpack(packed_T3ND, queries_QND)
     dtype = torch.promote_types(q_QND.dtype, torch.float32)
     out = [q_QND[:0]]
     for (q0, q1), (k0, k1) in zip(pairwise(rows.query_bounds), pairwise(rows.key_bounds), strict=True):
@@ -83,18 +84,20 @@ def attention_reference(
     return torch.cat(out)
 
 
-def unpack(
-    packed: Tensor, rows: AttentionRows, queries_QND: Tensor | None, dropout: Dropout | None
-) -> tuple[Tensor, Tensor]:
-    """Queries [Q, N, D] and [T, 2, N, D] keys and values, views of what was given. ValueError if they do not go
-    together."""
+def unpack(packed: Tensor, queries_QND: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Queries [Q, N, D] and [T, 2, N, D] keys and values: views of what was given."""
+    return packed[:, 0] if queries_QND is None else queries_QND, packed[:, -2:]
+
+
+def check(packed: Tensor, rows: AttentionRows, queries_QND: Tensor | None, dropout: Dropout | None) -> None:
+    """ValueError if they do not go together."""
     parts = 3 if queries_QND is None else 2
     if packed.dim() != 4 or packed.shape[1] != parts:
         what = "query, key and value" if parts == 3 else "key and value, beside queries_QND"
         raise ValueError(
             f"{NAME}: packed has shape {tuple(packed.shape)}, expected [tokens, {parts}, heads, size]: {what}"
         )
-    q_QND = packed[:, 0] if queries_QND is None else queries_QND
+    q_QND, _ = unpack(packed, queries_QND)
     heads, size = packed.shape[2:]
     check_shapes(NAME, packed.dtype, queries_QND=(q_QND, (rows.num_queries, heads, size)))
     if packed.shape[0] != rows.num_keys:
@@ -108,20 +111,18 @@ def unpack(
         raise ValueError(
             f"{NAME}: the queries are those of {len(rows.query_bounds) - 1} samples, the keys of {rows.num_samples}"
         )
-    if dropout is not None and dropout.samples_R.shape[0] != rows.num_queries:
-        raise ValueError(f"{NAME}: dropout has {dropout.samples_R.shape[0]} rows, expected {rows.num_queries}")
-    return q_QND, packed[:, -2:]
+    check_dropout(NAME, dropout, rows.num_queries)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, packed: Tensor, queries: Tensor | None, rows: AttentionRows, dropout: Dropout | None, launch: Any
+        ctx: Any, packed: Tensor, queries: Tensor | None, rows: AttentionRows, dropout: Dropout | None, path: Any
     ) -> Tensor:
-        q_QND, kv_T2ND = unpack(packed, rows, queries, dropout)
-        out_QND, lse_NQ = launch.forward(q_QND, kv_T2ND, rows, dropout)
+        q_QND, kv_T2ND = unpack(packed, queries)
+        out_QND, lse_NQ = path.forward(q_QND, kv_T2ND, rows, dropout)
         ctx.save_for_backward(packed, queries, out_QND, lse_NQ)
-        ctx.rows, ctx.dropout, ctx.launch = rows, dropout, launch
+        ctx.rows, ctx.dropout, ctx.path = rows, dropout, path
         return out_QND
 
     @staticmethod
@@ -130,47 +131,28 @@ class _Attention(torch.autograd.Function):
         packed, queries, out_QND, lse_NQ = ctx.saved_tensors
         dpacked = torch.empty_like(packed)
         dqueries = None if queries is None else torch.empty_like(queries)
-        q_QND, kv_T2ND = unpack(packed, ctx.rows, queries, ctx.dropout)
-        dq_QND = dpacked[:, 0] if dqueries is None else dqueries
-        saved = (q_QND, kv_T2ND, out_QND, lse_NQ, upstream_QND.contiguous())
-        ctx.launch.backward(*saved, dq_QND, dpacked[:, -2:], ctx.rows, ctx.dropout)
+        saved = (*unpack(packed, queries), out_QND, lse_NQ, upstream_QND.contiguous())
+        ctx.path.backward(*saved, *unpack(dpacked, dqueries), ctx.rows, ctx.dropout)
         return dpacked, dqueries, None, None, None
 
 
 def _call(
-    path: Any, packed: Tensor, rows: AttentionRows, queries_QND: Tensor | None, dropout: Dropout | None
+    path: Any,
+    packed_T3ND: Tensor,
+    rows: AttentionRows,
+    *,
+    queries_QND: Tensor | None = None,
+    dropout: Dropout | None = None,
 ) -> Tensor:
-    unpack(packed, rows, queries_QND, dropout)
-    path.check(packed)
+    """The reference's values by attention_native.py or attention_triton.py. ValueError on shapes or dtypes that do not
+    go together; Unsupported, as their `check` says, for dtypes and head sizes."""
+    check(packed_T3ND, rows, queries_QND, dropout)
+    path.check(packed_T3ND)
     queries = None if queries_QND is None else queries_QND.contiguous()
-    return _Attention.apply(packed.contiguous(), queries, rows, dropout, path)
+    return _Attention.apply(packed_T3ND.contiguous(), queries, rows, dropout, path)
 
 
-def attention_native(
-    packed_T3ND: Tensor,
-    rows: AttentionRows,
-    *,
-    queries_QND: Tensor | None = None,
-    dropout: Dropout | None = None,
-) -> Tensor:
-    """The reference's values from C++. ValueError on shapes or dtypes that do not go together; Unsupported in fp16 and
-    for heads above 256."""
-    return _call(native_path, packed_T3ND, rows, queries_QND, dropout)
-
-
-def attention_in_triton(
-    packed_T3ND: Tensor,
-    rows: AttentionRows,
-    *,
-    queries_QND: Tensor | None = None,
-    dropout: Dropout | None = None,
-) -> Tensor:
-    """The reference's values from Triton. ValueError as above; Unsupported for heads of other sizes than 16, 32, 64,
-    128."""
-    return _call(attention_triton, packed_T3ND, rows, queries_QND, dropout)
-
-
-def attention_of_library(
+def _of_library(
     packed_T3ND: Tensor,
     rows: AttentionRows,
     *,
@@ -179,17 +161,17 @@ def attention_of_library(
 ) -> Tensor:
     """Attention of flash-attn or torch (kernels/attention_library.py). ValueError as above; Unsupported where neither
     can."""
-    unpack(packed_T3ND, rows, queries_QND, dropout)
+    check(packed_T3ND, rows, queries_QND, dropout)
     return attention_library.attention(packed_T3ND, rows, queries_QND, dropout)
 
 
 OPERATIONS = {
     NAME: {
         "reference": attention_reference,
-        "native": attention_native,
-        "triton": attention_in_triton,
+        "native": partial(_call, attention_native),
+        "triton": partial(_call, attention_triton),
         "compiled": compiled(attention_reference),
-        "library": attention_of_library,
+        "library": _of_library,
     }
 }
 

@@ -15,11 +15,6 @@ from bert_mlperf.kernels.checks import native_suffix
 from bert_mlperf.kernels.dropout import Dropout
 from bert_mlperf.kernels.unsupported import Unsupported
 
-
-def _int64(bounds: tuple[int, ...]) -> Tensor:
-    return torch.tensor(bounds, dtype=torch.int64)
-
-
 MOST_SIZE = 256  # of a head: buffers in attention.cpp
 
 
@@ -74,5 +69,5 @@ def backward(
 def _shape(q_QND: Tensor, kv_T2ND: Tensor, rows: Any) -> tuple[Any, ...]:
     _, heads, size = q_QND.shape
     assert q_QND.stride()[1:] == (size, 1) and kv_T2ND.stride()[2:] == (size, 1)
-    bounds = (_int64(rows.query_bounds), _int64(rows.key_bounds))
+    bounds = [torch.tensor(numbers, dtype=torch.int64) for numbers in (rows.query_bounds, rows.key_bounds)]
     return (*bounds, rows.num_samples, heads, size, q_QND.stride(0), kv_T2ND.stride(0), 1 / math.sqrt(size))

@@ -4,8 +4,8 @@
                Dao et al., FlashAttention (2022); drops after the softmax: the sum is over all probabilities
     dQ         a block of queries goes over the keys; first stores delta = sum_d dO O = sum_k P dP for the next kernel
     dK, dV     a block of keys goes over the queries, transposed: P' and dS' are left factors as they come out
-               dP = keep scale (dO V'),  dS = P (dP - delta),  dQ = dS K / sqrt(D),  dK = dS' Q / sqrt(D),  dV =
-               P_dropped' dO
+               dP = keep scale (dO V'),  dS = P (dP - delta)
+               dQ = dS K / sqrt(D),  dK = dS' Q / sqrt(D),  dV = P_dropped' dO
 
 The grid is (blocks of the longest sample, heads, samples); programs beyond the end of their sample return at once.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bert_mlperf.kernels.aot import AotCase
-from bert_mlperf.kernels.dropout import Dropout, keep_tile
+from bert_mlperf.kernels.dropout import Dropout, keep_tile, triton_masks
 from bert_mlperf.kernels.jit import divide_up, jit, tl
 from bert_mlperf.kernels.unsupported import Unsupported
 
@@ -322,10 +322,8 @@ def backward(
 def _shape(q_QND: Tensor, kv_T2ND: Tensor, rows: Any, dropout: Dropout | None) -> tuple[Any, ...]:
     offsets = (rows.query_offsets_B1, rows.key_offsets_B1)
     strides = (q_QND.stride(0), kv_T2ND.stride(0), q_QND.shape[0])
-    if dropout is None:
-        return (*offsets, None, None, *strides, 2**62, 0, 1.0)
-    masks = (dropout.key, dropout.threshold, dropout.scale)
-    return (*offsets, dropout.positions_R, dropout.samples_R, *strides, *masks)
+    samples, positions, *masks = triton_masks(dropout)
+    return (*offsets, positions, samples, *strides, *masks)
 
 
 def _constants(blocks: Blocks, heads: int, size: int) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """Bias and GELU in its tanh form.
 
-    u = x + bias;    y = u/2 (1 + tanh(c (u + a u^3))) = u s,  s = sigmoid(2 c (u + a u^3)),  c = sqrt(2 / pi),  a =
-    0.044715 dx = dy (s + u s (1 - s) 2 c (1 + 3 a u^2));    dbias = sum of dx over the rows
+    u = x + bias;    y = u/2 (1 + tanh(c (u + a u^3))) = u s,    s = sigmoid(2 c (u + a u^3))
+    c = sqrt(2 / pi),  a = 0.044715
+    dx = dy (s + u s (1 - s) 2 c (1 + 3 a u^2));    dbias = sum of dx over the rows
 
 cublasLt can add the bias and apply GELU behind the product that makes x, and undo both in front of the product of
 backward; torch offers the first (torch.ops.aten._addmm_activation, without keeping x) and not the second, so the pass
@@ -11,6 +12,7 @@ Legend: R rows, F feed-forward.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,7 +93,7 @@ def _backward_kernel(
     tl.store(partial + program * num_columns + columns, sums, mask=columns < num_columns)
 
 
-def forward_triton(x_RF: Tensor, bias_F: Tensor) -> Tensor:
+def _forward_triton(x_RF: Tensor, bias_F: Tensor) -> Tensor:
     y_RF, (rows, columns) = torch.empty_like(x_RF), x_RF.shape
     if y_RF.numel() > 0:
         grid = (divide_up(columns, COLUMNS), divide_up(rows, ROWS))
@@ -99,7 +101,7 @@ def forward_triton(x_RF: Tensor, bias_F: Tensor) -> Tensor:
     return y_RF
 
 
-def backward_triton(x_RF: Tensor, bias_F: Tensor, dy_RF: Tensor) -> tuple[Tensor, Tensor]:
+def _backward_triton(x_RF: Tensor, bias_F: Tensor, dy_RF: Tensor) -> tuple[Tensor, Tensor]:
     dx_RF, (rows, columns) = torch.empty_like(x_RF), x_RF.shape
     rows_each = divide_up(max(1, divide_up(rows, ROW_PROGRAMS)), ROWS) * ROWS
     programs = divide_up(rows, rows_each)
@@ -111,13 +113,13 @@ def backward_triton(x_RF: Tensor, bias_F: Tensor, dy_RF: Tensor) -> tuple[Tensor
     return dx_RF, partial.sum(0).to(bias_F.dtype)
 
 
-def forward_native(x_RF: Tensor, bias_F: Tensor) -> Tensor:
+def _forward_native(x_RF: Tensor, bias_F: Tensor) -> Tensor:
     y_RF, suffix = torch.empty_like(x_RF), native_suffix(x_RF.dtype)
     native.call(f"bias_gelu_forward_{suffix}", x_RF, bias_F, y_RF, *x_RF.shape)
     return y_RF
 
 
-def backward_native(x_RF: Tensor, bias_F: Tensor, dy_RF: Tensor) -> tuple[Tensor, Tensor]:
+def _backward_native(x_RF: Tensor, bias_F: Tensor, dy_RF: Tensor) -> tuple[Tensor, Tensor]:
     dx_RF, suffix, (rows, columns) = torch.empty_like(x_RF), native_suffix(x_RF.dtype), x_RF.shape
     partial = torch.empty(divide_up(rows, BLOCK_ROWS), columns)
     native.call(f"bias_gelu_backward_{suffix}", x_RF, bias_F, dy_RF, dx_RF, partial, rows, columns, BLOCK_ROWS)
@@ -143,28 +145,19 @@ class _BiasGelu(torch.autograd.Function):
         return dx_RF, dbias_F, None, None
 
 
-def _bias_gelu(x_RF: Tensor, bias_F: Tensor, forward: Forward, backward: Backward) -> Tensor:
+def _call(forward: Forward, backward: Backward, x_RF: Tensor, bias_F: Tensor) -> Tensor:
+    """The reference's values. ValueError on shapes or dtypes that do not go together; Unsupported in fp16 from C++."""
     if x_RF.dim() != 2:
         raise ValueError(f"bias_gelu: x_RF has shape {tuple(x_RF.shape)}, expected [rows, columns]")
     check_shapes("bias_gelu", x_RF.dtype, bias_F=(bias_F, (x_RF.shape[1],)))
     return _BiasGelu.apply(x_RF.contiguous(), bias_F.contiguous(), forward, backward)
 
 
-def bias_gelu_triton(x_RF: Tensor, bias_F: Tensor) -> Tensor:
-    """The reference's values from Triton. ValueError on shapes or dtypes that do not go together."""
-    return _bias_gelu(x_RF, bias_F, forward_triton, backward_triton)
-
-
-def bias_gelu_native(x_RF: Tensor, bias_F: Tensor) -> Tensor:
-    """The reference's values from C++. ValueError as above; Unsupported in fp16."""
-    return _bias_gelu(x_RF, bias_F, forward_native, backward_native)
-
-
 OPERATIONS = {
     "bias_gelu": {
         "reference": bias_gelu_reference,
-        "native": bias_gelu_native,
-        "triton": bias_gelu_triton,
+        "native": partial(_call, _forward_native, _backward_native),
+        "triton": partial(_call, _forward_triton, _backward_triton),
         "compiled": compiled(bias_gelu_reference),
     }
 }

@@ -4,6 +4,7 @@ device."""
 import torch
 from torch import Tensor
 
+from bert_mlperf.kernels.dropout import Dropout
 from bert_mlperf.kernels.unsupported import Unsupported
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,6 +32,17 @@ def check_indices(kernel: str, **tensors: tuple[Tensor, int]) -> None:
             raise ValueError(f"{kernel}: {name} has shape {tuple(tensor.shape)}, expected {(count,)}")
         if tensor.dtype != torch.int64:
             raise ValueError(f"{kernel}: {name} is {name_of(tensor.dtype)}, expected int64")
+
+
+def check_dropout(kernel: str, dropout: Dropout | None, rows: int) -> None:
+    """ValueError unless there is a sample and a position, int32, for each row."""
+    if dropout is None:
+        return
+    for name, tensor in (("samples_R", dropout.samples_R), ("positions_R", dropout.positions_R)):
+        if tuple(tensor.shape) != (rows,) or tensor.dtype != torch.int32:
+            raise ValueError(
+                f"{kernel}: dropout.{name} is {tensor.dtype} {tuple(tensor.shape)}, expected torch.int32 {(rows,)}"
+            )
 
 
 def native_suffix(dtype: torch.dtype) -> str:

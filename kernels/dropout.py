@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bert_mlperf.kernels.jit import jit, tl
+from bert_mlperf.kernels.jit import divide_up, jit, tl
 
 FIELDS = 8  # masks of one call
 RANGE = 2**16
@@ -116,12 +116,19 @@ def keep_attention(dropout: Dropout, head: int, num_keys: int) -> Tensor:
 
 def _fields(key: int, positions_R1: Tensor, samples_R1: Tensor, last: int, num_columns: int) -> Tensor:
     """int64 [R, C], each in 0 .. 2^16 - 1."""
-    groups_1G = torch.arange(-(-num_columns // FIELDS), device=positions_R1.device)[None, :]
+    groups_1G = torch.arange(divide_up(num_columns, FIELDS), device=positions_R1.device)[None, :]
     zeros_RG = torch.zeros_like(positions_R1 + groups_1G)
     counter = (groups_1G + zeros_RG, positions_R1 + zeros_RG, samples_R1 + zeros_RG, last + zeros_RG)
     words_RG4 = torch.stack(philox(counter, key), dim=-1)
     fields_RG42 = torch.stack([words_RG4 & 0xFFFF, words_RG4 >> 16], dim=-1)
     return fields_RG42.flatten(1)[:, :num_columns]
+
+
+def triton_masks(dropout: Dropout | None) -> tuple[Tensor | None, Tensor | None, int, int, float]:
+    """Samples, positions, key, threshold and scale for a Triton kernel; without dropout the tensors are None."""
+    if dropout is None:
+        return None, None, 2**62, 0, 1.0
+    return dropout.samples_R, dropout.positions_R, dropout.key, dropout.threshold, dropout.scale
 
 
 @jit

@@ -9,6 +9,7 @@ elsewhere. Those of positions and segments are added up over the tokens in fp32,
 Legend: T tokens, H hidden, V vocabulary, P positions, G segments.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,20 +19,22 @@ from torch.autograd.function import once_differentiable
 
 from bert_mlperf.kernels import native
 from bert_mlperf.kernels.aot import AotCase
-from bert_mlperf.kernels.checks import check_indices, check_shapes, native_suffix
+from bert_mlperf.kernels.checks import check_dropout, check_indices, check_shapes, native_suffix
 from bert_mlperf.kernels.compiled import compiled
-from bert_mlperf.kernels.dropout import Dropout, keep_hidden
-from bert_mlperf.kernels.jit import divide_up, jit, tl
+from bert_mlperf.kernels.dropout import Dropout, keep_hidden, triton_masks
+from bert_mlperf.kernels.jit import jit, tl
 from bert_mlperf.kernels.layer_norm import (
-    BLOCK_ROWS,
+    Normalised,
+    Path,
+    aot_case,
+    aot_case_of_backward,
+    backward_native,
+    backward_triton,
     block_of,
-    check_dropout,
-    gradient_of_row,
     keep_scale,
     load_row,
-    masks_of,
     normalise,
-    row_programs,
+    store_row,
 )
 
 NAME = "embedding_layer_norm"
@@ -68,241 +71,118 @@ def _forward_kernel(
     weight,  # [H]
     shift,  # [H]
     ids,  # int64 [T]
-    positions,  # int64 [T]
+    places,  # int64 [T]: the positions
     segments,  # int64 [T]
     z,  # [T, H]
     y,  # [T, H]
     mean,  # fp32 [T]
     rstd,  # fp32 [T]
-    samples,  # int32 [T]
-    drop_positions,  # int32 [T]
+    samples,  # int32 [T], None without dropout
+    positions,  # int32 [T], None without dropout
     key,
     threshold,
     scale,
     epsilon,
     num_columns,
-    DROPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    inside = columns < num_columns
     value = load_row(word, tl.load(ids + row), columns, num_columns)
-    value += load_row(position, tl.load(positions + row), columns, num_columns)
+    value += load_row(position, tl.load(places + row), columns, num_columns)
     value += load_row(segment, tl.load(segments + row), columns, num_columns)
     xhat, row_mean, row_rstd = normalise(value, columns, num_columns, epsilon)
     out = xhat * load_row(weight, 0, columns, num_columns) + load_row(shift, 0, columns, num_columns)
-    if DROPS:
-        out *= keep_scale(row, samples, drop_positions, key, threshold, scale, BLOCK)
-    tl.store(z + row * num_columns + columns, value.to(z.dtype.element_ty), mask=inside)
-    tl.store(y + row * num_columns + columns, out.to(y.dtype.element_ty), mask=inside)
-    tl.store(mean + row, row_mean)
-    tl.store(rstd + row, row_rstd)
+    if samples is not None:
+        out *= keep_scale(row, samples, positions, key, threshold, scale, BLOCK)
+    store_row(value, out, row_mean, row_rstd, row, columns, num_columns, z, y, mean, rstd)
 
 
-@jit(do_not_specialize=["key", "threshold"])
-def _backward_kernel(
-    z,  # [T, H]
-    weight,  # [H]
-    mean,  # fp32 [T]
-    rstd,  # fp32 [T]
-    dy,  # [T, H]
-    dz,  # [T, H]
-    partial,  # fp32 [2, programs, H]: of weight and shift
-    samples,  # int32 [T]
-    drop_positions,  # int32 [T]
-    key,
-    threshold,
-    scale,
-    num_rows,
-    num_columns,
-    DROPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < num_columns
-    weights = load_row(weight, 0, columns, num_columns)
-    of_weight = tl.zeros([BLOCK], dtype=tl.float32)
-    of_shift = tl.zeros([BLOCK], dtype=tl.float32)
-    for row in range(program, num_rows, programs):
-        upstream = load_row(dy, row, columns, num_columns)
-        if DROPS:
-            upstream *= keep_scale(row, samples, drop_positions, key, threshold, scale, BLOCK)
-        row_rstd = tl.load(rstd + row)
-        xhat = tl.where(inside, (load_row(z, row, columns, num_columns) - tl.load(mean + row)) * row_rstd, 0.0)
-        gradient = gradient_of_row(xhat, upstream, weights, row_rstd, num_columns)
-        of_weight += upstream * xhat
-        of_shift += upstream
-        tl.store(dz + row * num_columns + columns, gradient.to(dz.dtype.element_ty), mask=inside)
-    at = partial + program * num_columns + columns
-    tl.store(at, of_weight, mask=inside)
-    tl.store(at + programs * num_columns, of_shift, mask=inside)
+def _forward_triton(inputs: tuple[Tensor, ...], found: Normalised, epsilon: float, dropout: Dropout | None) -> None:
+    rows, hidden = found.z.shape
+    block = block_of(hidden)
+    if rows > 0:
+        _forward_kernel[(rows,)](*inputs, *found.tensors(), *triton_masks(dropout), epsilon, hidden, **block)
 
 
-class _Triton:
-    @staticmethod
-    def forward(
-        tables: list[Tensor], indices: list[Tensor], epsilon: float, dropout: Dropout | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """y, z, mean and rstd."""
-        rows, hidden = indices[0].numel(), tables[0].shape[1]
-        y, z = tables[0].new_empty(rows, hidden), tables[0].new_empty(rows, hidden)
-        mean, rstd = torch.empty(2, rows, dtype=torch.float32, device=z.device)
-        block, warps = block_of(hidden)
-        if rows > 0:
-            key, threshold, scale, samples, positions = masks_of(dropout, mean)
-            _forward_kernel[(rows,)](
-                *(*tables, *indices, z, y, mean, rstd, samples, positions, key, threshold, scale, epsilon, hidden),
-                DROPS=dropout is not None,
-                BLOCK=block,
-                num_warps=warps,
-            )
-        return y, z, mean, rstd
-
-    @staticmethod
-    def backward(
-        z: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, dy: Tensor, dropout: Dropout | None
-    ) -> tuple[Tensor, Tensor]:
-        """dz, and the gradients of weight and shift, fp32 [2, H]."""
-        (rows, hidden), dz = z.shape, torch.empty_like(z)
-        block, warps = block_of(hidden)
-        partial = torch.empty(2, row_programs(rows), hidden, dtype=torch.float32, device=z.device)
-        if rows > 0:
-            key, threshold, scale, samples, positions = masks_of(dropout, mean)
-            _backward_kernel[(row_programs(rows),)](
-                *(z, weight, mean, rstd, dy, dz, partial, samples, positions, key, threshold, scale, rows, hidden),
-                DROPS=dropout is not None,
-                BLOCK=block,
-                num_warps=warps,
-            )
-        return dz, partial.sum(1)
-
-
-class _Native:
-    @staticmethod
-    def forward(
-        tables: list[Tensor], indices: list[Tensor], epsilon: float, dropout: Dropout | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """y, z, mean and rstd."""
-        rows, hidden, suffix = indices[0].numel(), tables[0].shape[1], native_suffix(tables[0].dtype)
-        y, z = tables[0].new_empty(rows, hidden), tables[0].new_empty(rows, hidden)
-        mean, rstd = torch.empty(2, rows)
-        native.call(
-            f"embedding_layer_norm_forward_{suffix}",
-            *(*tables, *indices, z, y, mean, rstd, rows, hidden, epsilon),
-            *native.masks(dropout),
-        )
-        return y, z, mean, rstd
-
-    @staticmethod
-    def backward(
-        z: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, dy: Tensor, dropout: Dropout | None
-    ) -> tuple[Tensor, Tensor]:
-        """dz, and the gradients of weight and shift, fp32 [2, H]."""
-        (rows, hidden), dz = z.shape, torch.empty_like(z)
-        partial = torch.empty(divide_up(rows, BLOCK_ROWS), 2, hidden)
-        native.call(
-            f"embedding_layer_norm_backward_{native_suffix(z.dtype)}",
-            *(z, weight, mean, rstd, dy, dz, partial, rows, hidden, BLOCK_ROWS),
-            *native.masks(dropout),
-        )
-        return dz, partial.sum(0)
+def _forward_native(inputs: tuple[Tensor, ...], found: Normalised, epsilon: float, dropout: Dropout | None) -> None:
+    name = f"embedding_layer_norm_forward_{native_suffix(found.z.dtype)}"
+    native.call(name, *inputs, *found.tensors(), *found.z.shape, epsilon, *native.masks(dropout))
 
 
 class _EmbeddingLayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, launch: Any, epsilon: float, dropout: Dropout | None, *tensors: Tensor) -> Tensor:
-        y, *saved = launch.forward(list(tensors[:5]), list(tensors[5:]), epsilon, dropout)
-        ctx.save_for_backward(saved[0], tensors[3], *saved[1:], *tensors[5:])
-        ctx.launch, ctx.dropout, ctx.rows = launch, dropout, [table.shape[0] for table in tensors[:3]]
-        return y
+    def forward(ctx: Any, path: Path, epsilon: float, dropout: Dropout | None, *inputs: Tensor) -> Tensor:
+        tables, indices = inputs[:5], inputs[5:]
+        found = Normalised.like(tables[0], indices[0].numel())
+        path.forward(inputs, found, epsilon, dropout)
+        ctx.save_for_backward(found.z, tables[3], found.mean, found.rstd, *indices)
+        ctx.path, ctx.dropout, ctx.rows = path, dropout, [table.shape[0] for table in tables[:3]]
+        return found.y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        z, weight, mean, rstd, ids, positions, segments = ctx.saved_tensors
-        dz, sums_2H = ctx.launch.backward(z, weight, mean, rstd, dy.contiguous(), ctx.dropout)
+        *saved, ids, positions, segments = ctx.saved_tensors
+        dz, _, sums_3H = ctx.path.backward(*saved, dy.contiguous(), ctx.dropout, has_residual=False, drops_output=True)
         words, num_positions, num_segments = ctx.rows
         dword = torch.sparse_coo_tensor(ids[None], dz, (words, dz.shape[1]), check_invariants=False)
         dposition = summed_by(positions, dz, num_positions)
         dsegment = summed_by(segments, dz, num_segments)
-        return (None, None, None, dword, dposition, dsegment, *sums_2H.to(dy.dtype), None, None, None)
+        return (None, None, None, dword, dposition, dsegment, *sums_3H[1:].to(dy.dtype), None, None, None)
 
 
 def summed_by(index_T: Tensor, rows_TH: Tensor, count: int) -> Tensor:
     """[count, H]: the sum of the rows with each index, added up in fp32 and in one order."""
     sums = torch.zeros(count, rows_TH.shape[1], dtype=torch.float32, device=rows_TH.device)
-    if rows_TH.is_cuda:  # sorts, and adds up without atomics
-        sums.index_put_((index_T,), rows_TH.float(), accumulate=True)
-    else:
-        sums.index_add_(0, index_T, rows_TH.float())
-    return sums.to(rows_TH.dtype)
+    return add_rows(sums, index_T, rows_TH.float()).to(rows_TH.dtype)
+
+
+def add_rows(table_VH: Tensor, index_T: Tensor, rows_TH: Tensor) -> Tensor:
+    """Adds each row to the row of the table that its index names, in place and in one order; the table."""
+    if table_VH.is_cuda:  # sorts, and adds up without atomics
+        return table_VH.index_put_((index_T,), rows_TH, accumulate=True)
+    return table_VH.index_add_(0, index_T, rows_TH)
 
 
 def _call(
-    launch: Any, tables: list[Tensor], indices: list[Tensor], *, epsilon: float, dropout: Dropout | None
+    path: Path,
+    word_VH: Tensor,
+    position_PH: Tensor,
+    segment_GH: Tensor,
+    weight_H: Tensor,
+    shift_H: Tensor,
+    ids_T: Tensor,
+    positions_T: Tensor,
+    segments_T: Tensor,
+    *,
+    epsilon: float,
+    dropout: Dropout | None,
 ) -> Tensor:
-    word = tables[0]
-    if word.dim() != 2:
-        raise ValueError(f"{NAME}: word_VH has shape {tuple(word.shape)}, expected [vocabulary, hidden]")
-    hidden, tokens = word.shape[1], indices[0].numel()
+    """The reference's values. ValueError on shapes or dtypes that do not go together; Unsupported in fp16 from C++ and
+    for rows too long for a block from Triton."""
+    if word_VH.dim() != 2:
+        raise ValueError(f"{NAME}: word_VH has shape {tuple(word_VH.shape)}, expected [vocabulary, hidden]")
+    hidden, tokens = word_VH.shape[1], ids_T.numel()
     check_shapes(
         NAME,
-        word.dtype,
-        position_PH=(tables[1], (tables[1].shape[0], hidden)),
-        segment_GH=(tables[2], (tables[2].shape[0], hidden)),
-        weight_H=(tables[3], (hidden,)),
-        shift_H=(tables[4], (hidden,)),
+        word_VH.dtype,
+        position_PH=(position_PH, (position_PH.shape[0], hidden)),
+        segment_GH=(segment_GH, (segment_GH.shape[0], hidden)),
+        weight_H=(weight_H, (hidden,)),
+        shift_H=(shift_H, (hidden,)),
     )
-    names = ("ids_T", "positions_T", "segments_T")
-    check_indices(NAME, **{name: (index, tokens) for name, index in zip(names, indices, strict=True)})
+    check_indices(NAME, ids_T=(ids_T, tokens), positions_T=(positions_T, tokens), segments_T=(segments_T, tokens))
     check_dropout(NAME, dropout, tokens)
-    return _EmbeddingLayerNorm.apply(launch, epsilon, dropout, *(x.contiguous() for x in tables + indices))
-
-
-def embedding_layer_norm_triton(
-    word_VH: Tensor,
-    position_PH: Tensor,
-    segment_GH: Tensor,
-    weight_H: Tensor,
-    shift_H: Tensor,
-    ids_T: Tensor,
-    positions_T: Tensor,
-    segments_T: Tensor,
-    *,
-    epsilon: float,
-    dropout: Dropout | None,
-) -> Tensor:
-    """The reference's values from Triton. ValueError on shapes or dtypes that do not go together; Unsupported for rows
-    too long for a block."""
-    tables, indices = [word_VH, position_PH, segment_GH, weight_H, shift_H], [ids_T, positions_T, segments_T]
-    return _call(_Triton, tables, indices, epsilon=epsilon, dropout=dropout)
-
-
-def embedding_layer_norm_native(
-    word_VH: Tensor,
-    position_PH: Tensor,
-    segment_GH: Tensor,
-    weight_H: Tensor,
-    shift_H: Tensor,
-    ids_T: Tensor,
-    positions_T: Tensor,
-    segments_T: Tensor,
-    *,
-    epsilon: float,
-    dropout: Dropout | None,
-) -> Tensor:
-    """The reference's values from C++. ValueError as above; Unsupported in fp16."""
-    tables, indices = [word_VH, position_PH, segment_GH, weight_H, shift_H], [ids_T, positions_T, segments_T]
-    return _call(_Native, tables, indices, epsilon=epsilon, dropout=dropout)
+    inputs = (word_VH, position_PH, segment_GH, weight_H, shift_H, ids_T, positions_T, segments_T)
+    return _EmbeddingLayerNorm.apply(path, epsilon, dropout, *(x.contiguous() for x in inputs))
 
 
 OPERATIONS = {
     NAME: {
         "reference": embedding_layer_norm_reference,
-        "native": embedding_layer_norm_native,
-        "triton": embedding_layer_norm_triton,
+        "native": partial(_call, Path(_forward_native, backward_native)),
+        "triton": partial(_call, Path(_forward_triton, backward_triton)),
         "compiled": compiled(embedding_layer_norm_reference),
     }
 }
@@ -310,17 +190,9 @@ OPERATIONS = {
 
 def aot_cases() -> list[AotCase]:
     """Forward and backward of BERT-Large, bf16."""
-    block, warps = block_of(1024)
-    masks = {"samples": "*i32", "drop_positions": "*i32", "key": "i64", "threshold": "i32", "scale": "fp32"}
-    tables = dict.fromkeys(("word", "position", "segment", "weight", "shift", "z", "y"), "*bf16")
-    indices = dict.fromkeys(("ids", "positions", "segments"), "*i64")
-    statistics = {"mean": "*fp32", "rstd": "*fp32"}
-    forward = tables | indices | statistics | masks | {"epsilon": "fp32", "num_columns": "i32"}
-    gradients = dict.fromkeys(("z", "weight", "dy", "dz"), "*bf16") | {"partial": "*fp32"}
-    backward = gradients | statistics | masks | {"num_rows": "i32", "num_columns": "i32"}
-    flags = {"DROPS": True, "BLOCK": block}
-    aligned = ("num_columns",)
+    tensors = ("word", "position", "segment", "weight", "shift", "z", "y")
+    others = dict.fromkeys(("ids", "places", "segments"), "*i64") | {"epsilon": "fp32"}
     return [
-        AotCase(f"{NAME} forward", _forward_kernel, forward, flags, warps, divisible_by_16=aligned),
-        AotCase(f"{NAME} backward", _backward_kernel, backward, flags, warps, divisible_by_16=aligned),
+        aot_case(f"{NAME} forward", _forward_kernel, tensors, others),
+        aot_case_of_backward(NAME, has_residual=False, drops_output=True),
     ]

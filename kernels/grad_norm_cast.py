@@ -17,13 +17,11 @@ from torch import Tensor
 
 from bert_mlperf.kernels import native
 from bert_mlperf.kernels.aot import AotCase
+from bert_mlperf.kernels.checks import FLOATS, native_suffix
 from bert_mlperf.kernels.jit import divide_up, jit, tl
-from bert_mlperf.kernels.unsupported import Unsupported
 
 BLOCK = 4096
 NUM_WARPS = 8
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_NATIVE = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 def reference(parts: Sequence[Tensor], out: Tensor) -> Tensor:
@@ -87,9 +85,7 @@ def launch_triton(parts: Sequence[Tensor], out: Tensor) -> Tensor:
 
 def launch_native(parts: Sequence[Tensor], out: Tensor) -> Tensor:
     _check(parts, out)
-    if torch.float16 in (parts[0].dtype, out.dtype):
-        raise Unsupported("fp16 has no native CPU kernel")
-    name = f"grad_norm_cast_{_NATIVE[parts[0].dtype]}_{_NATIVE[out.dtype]}"
+    name = f"grad_norm_cast_{native_suffix(parts[0].dtype)}_{native_suffix(out.dtype)}"
     addresses = torch.tensor([part.data_ptr() for part in parts])
     room = torch.empty(divide_up(out.numel(), BLOCK), dtype=torch.float64)
     squared = torch.empty((), dtype=torch.float64)
@@ -108,8 +104,8 @@ def _check(parts: Sequence[Tensor], out: Tensor) -> None:
     for name, x in (("out", out), *((f"parts[{i}]", part) for i, part in enumerate(parts))):
         if x.dim() != 1 or not x.is_contiguous() or x.numel() != out.numel():
             raise ValueError(f"{name} has shape {tuple(x.shape)}, expected [{out.numel()}], contiguous")
-        if x.dtype not in DTYPES or (name != "out" and x.dtype != parts[0].dtype):
-            wanted = DTYPES if name in ("out", "parts[0]") else (parts[0].dtype,)
+        if x.dtype not in FLOATS or (name != "out" and x.dtype != parts[0].dtype):
+            wanted = FLOATS if name in ("out", "parts[0]") else (parts[0].dtype,)
             raise ValueError(f"{name} has {x.dtype}, expected {' or '.join(map(str, wanted))}")
         if x.device != out.device:
             raise ValueError(f"{name} is on {x.device}, expected {out.device} as out")

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from bert_mlperf.kernels import native
 from bert_mlperf.kernels.aot import AotCase
+from bert_mlperf.kernels.checks import native_suffix
 from bert_mlperf.kernels.jit import jit, tl
 from bert_mlperf.kernels.lamb_table import ALIGNED, BLOCK, LambTable, check_numbers, check_shard, check_weights
-from bert_mlperf.kernels.unsupported import Unsupported
 
 NUM_WARPS = 8
 CHUNK = 1024  # blocks whose sums one program adds up at a time
@@ -78,6 +78,22 @@ def reference_apply(
         w.addcmul_(directions[piece.shard_start : piece.shard_start + piece.length], factors[piece.tensor])
         if rounded is not None:
             rounded[piece.buffer_start : piece.buffer_start + piece.length].copy_(w)
+
+
+def check_directions(
+    table: LambTable, gradient: Tensor, weights: Tensor, first_moment: Tensor, second_moment: Tensor, numbers: Tensor
+) -> None:
+    """ValueError if a dtype or a size is wrong."""
+    check_shard(table, gradient=gradient, first_moment=first_moment, second_moment=second_moment)
+    check_weights(table, weights)
+    check_numbers(table, NUMBERS, numbers=numbers)
+
+
+def check_apply(table: LambTable, directions: Tensor, weights: Tensor, factors: Tensor, rounded: Tensor | None) -> None:
+    """ValueError if a dtype or a size is wrong."""
+    check_shard(table, directions=directions)
+    check_weights(table, weights, rounded)
+    check_numbers(table, len(table.adapted), factors=factors)
 
 
 # ---- Triton
@@ -203,9 +219,7 @@ def triton_directions(
     *,
     zero_not_finite: bool,
 ) -> Tensor:
-    check_shard(table, gradient=gradient, first_moment=first_moment, second_moment=second_moment)
-    check_weights(table, weights)
-    check_numbers(table, NUMBERS, numbers=numbers)
+    check_directions(table, gradient, weights, first_moment, second_moment, numbers)
     blocks, tensors = table.num_blocks, len(table.adapted)
     sums = torch.empty(2, blocks, device=gradient.device)
     squares = torch.zeros(2, tensors, dtype=torch.float64, device=gradient.device)
@@ -221,9 +235,7 @@ def triton_directions(
 def triton_apply(
     table: LambTable, directions: Tensor, weights: Tensor, factors: Tensor, rounded: Tensor | None = None
 ) -> None:
-    check_shard(table, directions=directions)
-    check_weights(table, weights, rounded)
-    check_numbers(table, len(table.adapted), factors=factors)
+    check_apply(table, directions, weights, factors, rounded)
     if table.num_blocks > 0:
         _apply_kernel[(table.num_blocks,)](
             table.blocks_BF, directions, weights, factors, rounded,
@@ -248,9 +260,7 @@ def native_directions(
     *,
     zero_not_finite: bool,
 ) -> Tensor:
-    check_shard(table, gradient=gradient, first_moment=first_moment, second_moment=second_moment)
-    check_weights(table, weights)
-    check_numbers(table, NUMBERS, numbers=numbers)
+    check_directions(table, gradient, weights, first_moment, second_moment, numbers)
     blocks, tensors = table.num_blocks, len(table.adapted)
     sums = torch.empty(2, blocks, dtype=torch.float64)
     squares = torch.empty(2, tensors, dtype=torch.float64)
@@ -264,11 +274,9 @@ def native_directions(
 def native_apply(
     table: LambTable, directions: Tensor, weights: Tensor, factors: Tensor, rounded: Tensor | None = None
 ) -> None:
-    check_shard(table, directions=directions)
-    check_weights(table, weights, rounded)
-    check_numbers(table, len(table.adapted), factors=factors)
-    if rounded is not None and rounded.dtype == torch.float16:
-        raise Unsupported("fp16 has no native CPU kernel")
+    check_apply(table, directions, weights, factors, rounded)
+    if rounded is not None:
+        native_suffix(rounded.dtype)
     native.call("lamb_apply", table.blocks_BF, table.num_blocks, directions, weights, factors, rounded)
 
 

@@ -1,8 +1,8 @@
 """The tied decoder with its softmax and loss, and with its arg-max, in chunks of the vocabulary.
 
     logits = x weight' + bias;   loss = sum over rows of  lse - logits[label],   lse = log sum_v exp(logits[v])
-    g = upstream (exp(logits - lse) - onehot(label));   dx = g weight,   dweight = g' x,   dbias = sum of g over the
-    rows
+    g = upstream (exp(logits - lse) - onehot(label))
+    dx = g weight,   dweight = g' x,   dbias = sum of g over the rows
 
 The products are the library's (torch.mm). Only the logits of one chunk are held, in the dtype of x, and bias and
 statistics are added in fp32 behind them; backward makes a chunk's logits again and turns them into g in place, unless
@@ -13,6 +13,7 @@ Legend: M masked tokens, H hidden, V vocabulary, C a chunk of it.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from bert_mlperf.kernels import native
 from bert_mlperf.kernels.aot import AotCase
 from bert_mlperf.kernels.checks import check_indices, check_shapes, native_suffix
 from bert_mlperf.kernels.compiled import compiled
-from bert_mlperf.kernels.jit import jit, tl
+from bert_mlperf.kernels.jit import divide_up, jit, tl
 
 NAME = "linear_cross_entropy"
 CHUNK = 2**26  # bytes of logits at a time
@@ -96,6 +97,10 @@ def _gradient_kernel(
 
 class _Triton:
     @staticmethod
+    def check(dtype: torch.dtype) -> None:
+        """Nothing: it does every dtype."""
+
+    @staticmethod
     def statistics(logits: Tensor, bias: Tensor, labels: Tensor, state: list[Tensor], first: int) -> None:
         """Brings largest, total and picked (fp32 [M] each) up to date with a chunk."""
         _statistics_kernel[(logits.shape[0],)](
@@ -106,12 +111,14 @@ class _Triton:
     def gradient(logits: Tensor, bias: Tensor, labels: Tensor, lse: Tensor, upstream: Tensor, first: int) -> Tensor:
         """Turns a chunk's logits into g; its sum over the rows, fp32 [C]."""
         rows, columns = logits.shape
-        grid = (rows, -(-columns // BLOCK))
+        grid = (rows, divide_up(columns, BLOCK))
         _gradient_kernel[grid](logits, bias, labels, lse, upstream, first, columns, BLOCK=BLOCK, num_warps=8)
         return logits.sum(0, dtype=torch.float32)
 
 
 class _Native:
+    check = staticmethod(native_suffix)
+
     @staticmethod
     def statistics(logits: Tensor, bias: Tensor, labels: Tensor, state: list[Tensor], first: int) -> None:
         """Brings largest, total and picked (fp32 [M] each) up to date with a chunk."""
@@ -131,15 +138,14 @@ def chunks(rows: int, weight_VH: Tensor) -> Iterator[slice]:
     """Rows of the weight whose logits take at most CHUNK bytes, in as few chunks as that allows."""
     vocabulary = weight_VH.shape[0]
     most = max(1, CHUNK // (max(1, rows) * weight_VH.element_size()))
-    count = -(-vocabulary // most)
-    size = -(-vocabulary // count)
+    size = divide_up(vocabulary, divide_up(vocabulary, most))
     for start in range(0, vocabulary, size):
         yield slice(start, min(start + size, vocabulary))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, launch: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, path: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
         rows = x.shape[0]
         largest = torch.full((rows,), float("-inf"), device=x.device)
         total, picked = torch.zeros(2, rows, device=x.device)
@@ -148,12 +154,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for part in chunks(rows, weight):
             logits = torch.mm(x, weight[part].t())
             if rows > 0:
-                launch.statistics(logits, bias[part], labels, [largest, total, picked], part.start)
+                path.statistics(logits, bias[part], labels, [largest, total, picked], part.start)
             if keeps:
                 kept.append(logits)
         lse = largest + total.log()
         ctx.save_for_backward(x, weight, bias, labels, lse, *kept)
-        ctx.launch = launch
+        ctx.path = path
         return (lse - picked).sum()
 
     @staticmethod
@@ -166,7 +172,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for number, part in enumerate(parts):
             logits = kept[number].clone() if kept else torch.mm(x, weight[part].t())
             if x.shape[0] > 0:
-                dbias[part] = ctx.launch.gradient(logits, bias[part], labels, lse, upstream.float(), part.start)
+                dbias[part] = ctx.path.gradient(logits, bias[part], labels, lse, upstream.float(), part.start)
             else:
                 dbias[part] = 0
             torch.mm(logits.t(), x, out=dweight[part])
@@ -186,15 +192,10 @@ def _checked(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> list[Te
     return [tensor.contiguous() for tensor in (x, weight, bias, labels)]
 
 
-def linear_cross_entropy_triton(x_MH: Tensor, weight_VH: Tensor, bias_V: Tensor, labels_M: Tensor) -> Tensor:
-    """The reference's loss with Triton between the products. ValueError on shapes or dtypes that do not go together."""
-    return _LinearCrossEntropy.apply(_Triton, *_checked(x_MH, weight_VH, bias_V, labels_M))
-
-
-def linear_cross_entropy_native(x_MH: Tensor, weight_VH: Tensor, bias_V: Tensor, labels_M: Tensor) -> Tensor:
-    """The reference's loss with C++ between the products. ValueError as above; Unsupported in fp16."""
-    native_suffix(x_MH.dtype)
-    return _LinearCrossEntropy.apply(_Native, *_checked(x_MH, weight_VH, bias_V, labels_M))
+def _call(path: Any, x_MH: Tensor, weight_VH: Tensor, bias_V: Tensor, labels_M: Tensor) -> Tensor:
+    """The reference's loss. ValueError on shapes or dtypes that do not go together; Unsupported in fp16 with C++."""
+    path.check(x_MH.dtype)
+    return _LinearCrossEntropy.apply(path, *_checked(x_MH, weight_VH, bias_V, labels_M))
 
 
 def count_correct(x_MH: Tensor, weight_VH: Tensor, bias_V: Tensor, labels_M: Tensor) -> Tensor:
@@ -212,8 +213,8 @@ def count_correct(x_MH: Tensor, weight_VH: Tensor, bias_V: Tensor, labels_M: Ten
 OPERATIONS = {
     NAME: {
         "reference": linear_cross_entropy_reference,
-        "native": linear_cross_entropy_native,
-        "triton": linear_cross_entropy_triton,
+        "native": partial(_call, _Native),
+        "triton": partial(_call, _Triton),
         "compiled": compiled(linear_cross_entropy_reference),
     },
     "count_correct": {

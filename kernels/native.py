@@ -69,6 +69,7 @@ def library() -> ctypes.CDLL:
 
 def call(name: str, *arguments: Any) -> None:
     """Calls a function of the library that returns nothing; the interpreter lock is free meanwhile."""
+    torch.get_num_threads()  # gives a new thread (a lane's, say) torch's number of OpenMP threads
     getattr(library(), name)(*(_as_c(a) for a in arguments))
 
 
@@ -84,7 +85,7 @@ def _as_c(argument: Any) -> Any:
         return ctypes.c_void_p(None)
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
-    if isinstance(argument, bool | int):
+    if isinstance(argument, int):
         return ctypes.c_int64(argument)
     assert isinstance(argument, float), type(argument)
     return ctypes.c_double(argument)

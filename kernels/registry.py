@@ -74,7 +74,7 @@ def select(device: torch.device, choice: str | Mapping[str, str] = "auto") -> Ke
 
     ValueError, one sentence, if there is no such kernel or implementation or it cannot run here.
     """
-    names = {kernel: _choose(kernel, device.type, choice) for kernel in KERNELS}
+    names = {kernel: _choose(kernel, device.type, wanted) for kernel, wanted in _wanted(choice).items()}
     operations = {
         operation: _with_reference(operation, names[kernel], implementations)
         for kernel, module in KERNELS.items()
@@ -84,31 +84,40 @@ def select(device: torch.device, choice: str | Mapping[str, str] = "auto") -> Ke
     return Kernels(**operations, names=names)
 
 
-def _choose(kernel: str, device: str, choice: str | Mapping[str, str]) -> str:
-    wanted = choice if isinstance(choice, str) else choice.get(kernel, "auto")
-    implementations = next(iter(KERNELS[kernel].OPERATIONS.values()))
-    if not isinstance(choice, str):
-        unknown = sorted(set(choice) - set(KERNELS))
-        if unknown:
-            raise ValueError(f"run.kernels names {unknown[0]}, expected one of {', '.join(KERNELS)}")
-    if wanted not in ("auto", *IMPLEMENTATIONS):
-        raise ValueError(f"run.kernels is {wanted!r}, expected auto or one of {', '.join(IMPLEMENTATIONS)}")
-    if wanted != "auto" and wanted not in implementations:
-        if isinstance(choice, str):
-            wanted = "auto"
-        else:
-            raise ValueError(f"run.kernels: {kernel} has no {wanted!r}, expected one of {', '.join(implementations)}")
-    if wanted == "auto":
-        ready = [name for name in _PREFERRED[device] if name in implementations and unavailable(name, device) is None]
-        for name in _PREFERRED[device]:
+def _wanted(choice: str | Mapping[str, str]) -> dict[str, str]:
+    """What is asked of every kernel: one of its implementations or "auto"."""
+    asked = dict.fromkeys(KERNELS, choice) if isinstance(choice, str) else dict(choice)
+    for kernel, name in asked.items():
+        if kernel not in KERNELS:
+            raise ValueError(f"run.kernels names {kernel}, expected one of {', '.join(KERNELS)}")
+        if name not in ("auto", *IMPLEMENTATIONS):
+            raise ValueError(f"run.kernels is {name!r}, expected auto or one of {', '.join(IMPLEMENTATIONS)}")
+        implementations = _implementations(kernel)
+        if name != "auto" and name not in implementations:
+            if not isinstance(choice, str):
+                raise ValueError(f"run.kernels: {kernel} has no {name!r}, expected one of {', '.join(implementations)}")
+            asked[kernel] = "auto"
+    return {kernel: asked.get(kernel, "auto") for kernel in KERNELS}
+
+
+def _implementations(kernel: str) -> Mapping[str, Operation]:
+    """Of any of its operations: all have the same."""
+    return next(iter(KERNELS[kernel].OPERATIONS.values()))
+
+
+def _choose(kernel: str, device: str, wanted: str) -> str:
+    if wanted != "auto":
+        reason = unavailable(wanted, device)
+        if reason is not None:
+            raise ValueError(f"run.kernels is {wanted!r} for {kernel}, but {reason}; choose another or auto")
+        return wanted
+    for name in _PREFERRED[device]:
+        if name in _implementations(kernel):
             reason = unavailable(name, device)
-            if name in implementations and reason is not None:
-                say_once(kernel, name, reason)
-        return ready[0]
-    reason = unavailable(wanted, device)
-    if reason is not None:
-        raise ValueError(f"run.kernels is {wanted!r} for {kernel}, but {reason}; choose another or auto")
-    return wanted
+            if reason is None:
+                return name
+            say_once(kernel, name, reason)
+    raise AssertionError("the reference runs everywhere")
 
 
 def unavailable(implementation: str, device: str) -> str | None:

@@ -12,7 +12,6 @@ from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bert_mlperf.bench.peer_lamb import PeerLamb, clip, parameter_groups
+from bert_mlperf.bench.samples import mlperf_like_lengths, random_samples
 from bert_mlperf.comm.control import Control
 from bert_mlperf.config.sharding import sharding_plan
 from bert_mlperf.config.system import Run
@@ -31,7 +31,6 @@ from bert_mlperf.train.setup import shard_state
 from bert_mlperf.train.step import train_step
 
 TIMEOUT_S = 300.0
-FULL_SHARE, SHAPE, SCALE, SHORTEST = 0.23, 1.6, 115.0, 20  # of MLPerf-like lengths, in tokens
 
 
 @dataclass(frozen=True)
@@ -202,23 +201,6 @@ def step_samples(run: Run, index: int, *, rank: int, world_size: int) -> StepSam
 
 
 def mlperf_like_samples(count: int, *, max_length: int, vocab_size: int, seed: int, rank: int = 0) -> Samples:
-    """Samples with lengths as in the MLPerf data (23% full, the others gamma), 15% of the tokens masked. The lengths
-    depend on `seed` only, all else on `rank` too."""
-    generator = np.random.default_rng(seed)
-    lengths = np.clip(generator.gamma(SHAPE, SCALE, count), min(SHORTEST, max_length - 1), max_length - 1)
-    lengths = np.where(generator.random(count) < FULL_SHARE, max_length, lengths).astype(np.int64)
-    masked = np.clip((0.15 * lengths).round().astype(np.int64), 1, 76)
-    generator = np.random.default_rng([seed, rank])
-    positions: list[Any] = [
-        np.sort(generator.choice(np.arange(1, length), size=number, replace=False))
-        for length, number in zip(lengths, masked, strict=True)
-    ]
-    return Samples(
-        input_ids=generator.integers(0, vocab_size, lengths.sum()),
-        segment_ids=np.concatenate([np.arange(length) >= length // 2 for length in lengths]).astype(np.uint8),
-        offsets=np.concatenate([[0], lengths.cumsum()]),
-        masked_positions=np.concatenate(positions),
-        masked_ids=generator.integers(0, vocab_size, masked.sum()),
-        masked_offsets=np.concatenate([[0], masked.cumsum()]),
-        next_sentence_labels=generator.integers(0, 2, count).astype(np.uint8),
-    )
+    """The lengths depend on `seed` only, all else on `rank` too."""
+    lengths = mlperf_like_lengths(count, max_length, np.random.default_rng(seed))
+    return random_samples(lengths, vocab_size, np.random.default_rng([seed, rank]))

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_mlperf.bench.peer_ranks import FULL_SHARE, SCALE, SHAPE, SHORTEST, status_bytes
+from bert_mlperf.bench.peer_ranks import status_bytes
+from bert_mlperf.bench.samples import mlperf_like_lengths, random_samples
 from bert_mlperf.config.model import NAMED_MODELS, ModelConfig
 from bert_mlperf.config.sharding import sharding_plan
 from bert_mlperf.config.system import Run
@@ -30,36 +31,16 @@ Step = Callable[[Samples], float]  # trains on a batch and returns its loss
 
 
 def batches(kind: str, count: int, samples: int, config: ModelConfig) -> list[Samples]:
-    """`count` batches. MLPerf-like lengths are taken at evenly spaced quantiles of the distribution in DESIGN's words:
-    23% full, the others gamma(1.6, 115) clipped to 20..511, so that a few batches stand for all."""
-    most = config.max_position_embeddings
-    generator = np.random.default_rng(0)
+    """`count` batches. MLPerf-like lengths are taken at evenly spaced quantiles of their distribution, so that a few
+    batches stand for all."""
+    most, generator = config.max_position_embeddings, np.random.default_rng(0)
     lengths = np.full(count * samples, most)
     if kind == MLPERF_LIKE:
-        many = np.clip(generator.gamma(SHAPE, SCALE, 100_000), min(SHORTEST, most - 1), most - 1)
-        many = np.sort(np.where(generator.random(len(many)) < FULL_SHARE, most, many))
+        many = np.sort(mlperf_like_lengths(100_000, most, generator))
         quantiles = (np.arange(count * samples) + 0.5) / (count * samples)
-        lengths = generator.permutation(many[(quantiles * len(many)).astype(int)].astype(np.int64))
-    return [samples_of(lengths[i * samples : (i + 1) * samples], config, seed=i) for i in range(count)]
-
-
-def samples_of(lengths: np.ndarray, config: ModelConfig, *, seed: int) -> Samples:
-    """Samples of these lengths with random tokens, 15% of them masked."""
-    generator = np.random.default_rng(seed)
-    masked = np.clip((0.15 * lengths).round().astype(np.int64), 1, 76)
-    positions = [
-        np.sort(generator.choice(np.arange(1, length), size=number, replace=False))
-        for length, number in zip(lengths, masked, strict=True)
-    ]
-    return Samples(
-        input_ids=generator.integers(0, config.vocab_size, lengths.sum()),
-        segment_ids=np.concatenate([np.arange(length) >= length // 2 for length in lengths]).astype(np.uint8),
-        offsets=np.concatenate([[0], lengths.cumsum()]),
-        masked_positions=np.concatenate(positions),
-        masked_ids=generator.integers(0, config.vocab_size, masked.sum()),
-        masked_offsets=np.concatenate([[0], masked.cumsum()]),
-        next_sentence_labels=generator.integers(0, 2, len(lengths)).astype(np.uint8),
-    )
+        lengths = generator.permutation(many[(quantiles * len(many)).astype(int)])
+    parts = lengths.reshape(count, samples)
+    return [random_samples(part, config.vocab_size, np.random.default_rng(i)) for i, part in enumerate(parts)]
 
 
 def ours(config: ModelConfig, samples: int) -> Step:

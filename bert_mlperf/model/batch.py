@@ -4,6 +4,7 @@ Legend: B samples, T tokens, M masked tokens, Q = B + M query rows of the last l
 """
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,12 @@ class Batch:
     def num_masked(self) -> int:
         return self.masked_labels_M.numel()
 
+    @cached_property
     def token_rows(self) -> AttentionRows:
         """Every token asks all tokens of its sample."""
         return AttentionRows(self.offsets_B1, self.offsets_B1, self.bounds, self.bounds)
 
+    @cached_property
     def query_rows(self) -> AttentionRows:
         """In the last layer [CLS] and the masked tokens ask."""
         return AttentionRows(self.query_offsets_B1, self.offsets_B1, self.query_bounds, self.bounds)

@@ -75,7 +75,7 @@ class EncoderLayer(nn.Module):
             context_QND, x_TH, dropout = self._attention_of_queries(x_TH, batch, dropout)
         else:
             packed_T3ND = F.linear(x_TH, self.qkv.weight, self.qkv.bias).unflatten(-1, (3, self.heads, -1))
-            context_QND = self._attention(packed_T3ND, batch.token_rows(), dropout)
+            context_QND = self._attention(packed_T3ND, batch.token_rows, dropout)
         a_QH = F.linear(context_QND.flatten(1), self.attention_output.weight)
         y_QH = self._add_and_norm(
             a_QH, self.attention_output, x_TH, self.attention_norm, dropout, Site.ATTENTION_OUTPUT
@@ -95,7 +95,7 @@ class EncoderLayer(nn.Module):
         dropout = dropout and dropout.of_rows(batch.query_tokens_Q)
         context_QND = self._attention(
             packed_T2H.unflatten(-1, (2, self.heads, -1)),
-            batch.query_rows(),
+            batch.query_rows,
             dropout,
             queries_QND=queries_QH.unflatten(-1, (self.heads, -1)),
         )

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bert_mlperf.kernels.embedding_layer_norm import add_rows
+
 
 def tie(word_VH: Tensor) -> tuple[Tensor, Tensor]:
     """The weight for the embeddings and for the decoder.
@@ -29,7 +31,4 @@ class _Tie(torch.autograd.Function):
     def backward(ctx: Any, of_embeddings: Tensor, of_decoder: Tensor) -> Tensor:
         if not of_embeddings.is_sparse:
             return of_decoder.add_(of_embeddings)
-        ids_T, rows_TH = of_embeddings._indices()[0], of_embeddings._values()
-        if of_decoder.is_cuda:  # the same bits in every run
-            return of_decoder.index_put_((ids_T,), rows_TH, accumulate=True)
-        return of_decoder.index_add_(0, ids_T, rows_TH)
+        return add_rows(of_decoder, of_embeddings._indices()[0], of_embeddings._values())

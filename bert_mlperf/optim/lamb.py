@@ -71,22 +71,10 @@ def accurate_norm(x: Tensor) -> Tensor:
     give 2e-7.
     """
     flat = x.reshape(-1)
-    rows = norm_rows(flat, torch.empty(num_rows(flat.numel()), dtype=x.dtype, device=x.device))
-    return torch.linalg.vector_norm(rows, dtype=torch.float64).float()
-
-
-def num_rows(numel: int) -> int:
-    """How many rows of NORM_ROW there are in so many numbers, the last one maybe shorter."""
-    return -(-numel // NORM_ROW)
-
-
-def norm_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """`rows` [num_rows] become the norms of the rows of the 1-dimensional `x`."""
-    whole = x.numel() // NORM_ROW
-    torch.linalg.vector_norm(x[: whole * NORM_ROW].view(whole, NORM_ROW), dim=1, out=rows[:whole])
-    if whole < rows.numel():
-        torch.linalg.vector_norm(x[whole * NORM_ROW :], dim=0, keepdim=True, out=rows[whole:])
-    return rows
+    whole = flat.numel() // NORM_ROW * NORM_ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
+    rest = torch.linalg.vector_norm(flat[whole:], dim=0, keepdim=True)
+    return torch.linalg.vector_norm(torch.cat([rows, rest]), dtype=torch.float64).float()
 
 
 def trust_ratio(weight: Tensor, update: Tensor) -> Tensor:

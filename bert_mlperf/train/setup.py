@@ -36,12 +36,15 @@ from bert_mlperf.train.step import TrainState, train_step
 
 def pick_device(run: Run, info: RankInfo, *, threads: int) -> torch.device:
     """The device of this rank; on the CPU with `threads` threads."""
-    wants_cuda = run.device == "cuda" or (run.device == "auto" and torch.cuda.is_available())
-    if not wants_cuda:
+    if not wants_cuda(run):
         torch.set_num_threads(threads)
         return torch.device("cpu")
     torch.cuda.set_device(info.local_rank)
     return torch.device("cuda", info.local_rank)
+
+
+def wants_cuda(run: Run) -> bool:
+    return run.device == "cuda" or (run.device == "auto" and torch.cuda.is_available())
 
 
 def shared_seed(seed: int, control: Control, device: torch.device) -> int:

@@ -51,7 +51,7 @@ template <typename T> struct Memory {  // of one thread, kept from pair to pair
     std::vector<uint16_t> keep;
 };
 
-template <typename T, typename V> static V *room(std::vector<V> &memory, int64_t n) {
+template <typename V> static V *room(std::vector<V> &memory, int64_t n) {
     if (int64_t(memory.size()) < n) memory.resize(n);
     return memory.data();
 }
@@ -73,12 +73,12 @@ static void forward_pair(const Shape &s, int64_t b, int64_t h, const T *q, const
         }
         return;
     }
-    U *packed_keys = room<T>(memory.keys, D / K * ld), *packed_values = room<T>(memory.values, L / K * D);
+    U *packed_keys = room(memory.keys, D / K * ld), *packed_values = room(memory.values, L / K * D);
     pack_columns<T>(k + k0 * s.key_stride + offset, s.key_stride, keys, s.size, L, D, packed_keys, ld);
     pack_rows<T>(v + k0 * s.key_stride + offset, s.key_stride, keys, s.size, L, D, packed_values);
-    T *rows = room<T>(memory.query_rows, QUERIES * D), *weights = room<T>(memory.weights, QUERIES * ldw);
-    float *scores = room<T>(memory.scores, QUERIES * ld), *sums = room<T>(memory.out, QUERIES * D);
-    uint16_t *keep = room<T>(memory.keep, padded(keys, FIELDS_AT_ONCE));
+    T *rows = room(memory.query_rows, QUERIES * D), *weights = room(memory.weights, QUERIES * ldw);
+    float *scores = room(memory.scores, QUERIES * ld), *sums = room(memory.out, QUERIES * D);
+    uint16_t *keep = room(memory.keep, padded(keys, FIELDS_AT_ONCE));
     for (int64_t first = q0; first < q1; first += QUERIES) {
         const int64_t count = std::min(QUERIES, q1 - first);
         copy_rows(q + first * s.query_stride + offset, s.query_stride, count, s.size, D, rows);
@@ -143,19 +143,19 @@ static void backward_pair(const Shape &s, int64_t b, int64_t h, const T *q, cons
     const int64_t L = padded(keys, 16), D = padded(s.size, 16), offset = h * s.size, width = s.heads * s.size;
     const int64_t ld = L + APART, ldw = L + APART_ROWS;
     const T *keys_of_pair = k + k0 * s.key_stride + offset, *values_of_pair = v + k0 * s.key_stride + offset;
-    U *packed_keys = room<T>(memory.keys, D / K * ld), *packed_values = room<T>(memory.values, D / K * ld);
-    U *key_rows = room<T>(memory.key_rows, L / K * D);
+    U *packed_keys = room(memory.keys, D / K * ld), *packed_values = room(memory.values, D / K * ld);
+    U *key_rows = room(memory.key_rows, L / K * D);
     pack_columns<T>(keys_of_pair, s.key_stride, keys, s.size, L, D, packed_keys, ld);
     pack_columns<T>(values_of_pair, s.key_stride, keys, s.size, L, D, packed_values, ld);
     pack_rows<T>(keys_of_pair, s.key_stride, keys, s.size, L, D, key_rows);
-    T *query_rows = room<T>(memory.query_rows, QUERIES * D), *upstream_rows = room<T>(memory.upstream_rows, QUERIES * D);
-    U *queries = room<T>(memory.queries, QUERIES / K * D), *upstreams = room<T>(memory.upstream, QUERIES / K * D);
-    float *scores = room<T>(memory.scores, QUERIES * ld), *gradients = room<T>(memory.gradients, QUERIES * ld);
-    T *weights = room<T>(memory.weights, QUERIES * ldw), *of_scores = room<T>(memory.of_scores, QUERIES * ldw);
-    U *packed = room<T>(memory.packed, QUERIES / K * ld);
-    float *sums = room<T>(memory.out, QUERIES * D);
-    float *key_sums = room<T>(memory.key_sums, L * D), *value_sums = room<T>(memory.value_sums, L * D);
-    uint16_t *keep = room<T>(memory.keep, padded(keys, FIELDS_AT_ONCE));
+    T *query_rows = room(memory.query_rows, QUERIES * D), *upstream_rows = room(memory.upstream_rows, QUERIES * D);
+    U *queries = room(memory.queries, QUERIES / K * D), *upstreams = room(memory.upstream, QUERIES / K * D);
+    float *scores = room(memory.scores, QUERIES * ld), *gradients = room(memory.gradients, QUERIES * ld);
+    T *weights = room(memory.weights, QUERIES * ldw), *of_scores = room(memory.of_scores, QUERIES * ldw);
+    U *packed = room(memory.packed, QUERIES / K * ld);
+    float *sums = room(memory.out, QUERIES * D);
+    float *key_sums = room(memory.key_sums, L * D), *value_sums = room(memory.value_sums, L * D);
+    uint16_t *keep = room(memory.keep, padded(keys, FIELDS_AT_ONCE));
     std::fill(key_sums, key_sums + L * D, 0.0f);
     std::fill(value_sums, value_sums + L * D, 0.0f);
     for (int64_t first = q0; first < q1; first += QUERIES) {

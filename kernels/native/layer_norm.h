@@ -1,5 +1,5 @@
-// A row of LayerNorm with dropout, forward and backward (kernels/layer_norm.py has the equations). Rows are in fp32 in a
-// buffer of the thread, padded to what the dropout counter gives at once.
+// Rows of LayerNorm with dropout (kernels/layer_norm.py has the equations). A row is in fp32 in a buffer of the thread,
+// padded to what the dropout counter gives at once.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -24,10 +24,10 @@ struct Masks {
 
 struct Buffers {  // of a thread
     std::vector<uint16_t> fields;
-    std::vector<float> factors, row, gradient;
+    std::vector<float> factors, row;
     explicit Buffers(int64_t columns) {
         const int64_t room = (columns + FIELDS_AT_ONCE - 1) / FIELDS_AT_ONCE * FIELDS_AT_ONCE;
-        fields.resize(room), factors.resize(room), row.resize(room), gradient.resize(room);
+        fields.resize(room), factors.resize(room), row.resize(room);
     }
 };
 
@@ -43,22 +43,14 @@ static inline void statistics(const float *__restrict z, int64_t columns, double
     rstd = 1.0f / std::sqrt(squares / columns + float(epsilon));
 }
 
-// `gradient` holds dy and becomes dz; dy xhat and dy are added to the sums. z is read in its dtype.
-template <typename T>
-static inline void backward_row(const T *__restrict z, const T *__restrict weight, float mean, float rstd, int64_t columns,
-                                float *__restrict gradient, float *__restrict of_weight, float *__restrict of_shift) {
-    float sum = 0, product = 0;
-#pragma omp simd reduction(+ : sum, product)
-    for (int64_t c = 0; c < columns; c++) {
-        const float xhat = (to_float(z[c]) - mean) * rstd, g = gradient[c] * to_float(weight[c]);
-        of_weight[c] += gradient[c] * xhat;
-        of_shift[c] += gradient[c];
-        sum += g;
-        product += g * xhat;
-    }
-    sum /= columns, product /= columns;
-    for (int64_t c = 0; c < columns; c++) {
-        const float xhat = (to_float(z[c]) - mean) * rstd;
-        gradient[c] = rstd * (gradient[c] * to_float(weight[c]) - sum - xhat * product);
-    }
+template <typename T> static inline void load(const T *__restrict from, int64_t columns, float *__restrict row) {
+    for (int64_t c = 0; c < columns; c++) row[c] = to_float(from[c]);
+}
+
+template <typename T> static inline void store(const float *__restrict row, int64_t columns, T *__restrict to) {
+    for (int64_t c = 0; c < columns; c++) to[c] = from_float<T>(row[c]);
+}
+
+static inline void multiply(float *__restrict row, const float *__restrict factors, int64_t columns) {
+    for (int64_t c = 0; c < columns; c++) row[c] *= factors[c];
 }

@@ -1,6 +1,7 @@
 """The Triton kernels on a GPU: TRITON_INTERPRET=0 pytest tests/gpu. Skipped without one; has not been run yet."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,6 +33,10 @@ def on_cuda(tensors):
     return [tensor.to(CUDA) for tensor in tensors]
 
 
+def dropout_on_cuda(dropout):
+    return replace(dropout, samples_R=dropout.samples_R.to(CUDA), positions_R=dropout.positions_R.to(CUDA))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bias_gelu_on_the_device(dtype):
     inputs = on_cuda([torch.randn(1023, 4096).to(dtype), torch.randn(4096).to(dtype)])
@@ -40,23 +45,18 @@ def test_bias_gelu_on_the_device(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_dropout_add_layer_norm_on_the_device(dtype):
-    of_test, place = test_dropout_add_layer_norm, masks(1023)
-    dropout = type(place)(place.probability, place.key, *on_cuda([place.samples_R, place.positions_R]))
+@pytest.mark.parametrize(
+    "of_test, kernel",
+    [
+        (test_dropout_add_layer_norm, test_dropout_add_layer_norm.NORM),
+        (test_embedding_layer_norm, test_embedding_layer_norm.EMBED),
+    ],
+    ids=["dropout_add", "embedding"],
+)
+def test_layer_norms_on_the_device(of_test, kernel, dtype):
+    dropout = dropout_on_cuda(masks(1023))
     check_kernel(
-        lambda *t: of_test.NORM["triton"](*t, epsilon=of_test.EPSILON, dropout=dropout),
-        lambda *t: of_test.of_torch(*t, dropout),
-        on_cuda(of_test.inputs_of(1023, 1024, dtype)),
-        torch.randn(1023, 1024, device=CUDA),
-    )
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_embedding_layer_norm_on_the_device(dtype):
-    of_test, place = test_embedding_layer_norm, masks(1023)
-    dropout = type(place)(place.probability, place.key, *on_cuda([place.samples_R, place.positions_R]))
-    check_kernel(
-        lambda *t: of_test.EMBED["triton"](*t, epsilon=of_test.EPSILON, dropout=dropout),
+        lambda *t: kernel["triton"](*t, epsilon=of_test.EPSILON, dropout=dropout),
         lambda *t: of_test.of_torch(*t, dropout),
         on_cuda(of_test.inputs_of(1023, 1024, dtype)),
         torch.randn(1023, 1024, device=CUDA),
@@ -76,8 +76,7 @@ def test_attention_on_the_device(dtype, drops):
     of_test, lengths = test_attention, [1, 17, 512, 300]
     rows, tokens = of_test.rows_of(lengths, lengths), sum(lengths)
     rows = type(rows)(*on_cuda([rows.query_offsets_B1, rows.key_offsets_B1]), rows.query_bounds, rows.key_bounds)
-    dropout = of_test.dropout_of(lengths, torch.cat([torch.arange(n) for n in lengths]))
-    dropout = type(dropout)(dropout.probability, dropout.key, *on_cuda([dropout.samples_R, dropout.positions_R]))
+    dropout = dropout_on_cuda(of_test.dropout_of(lengths, torch.cat([torch.arange(n) for n in lengths])))
     given = dropout if drops else None
     check_kernel(
         lambda packed: of_test.ATTENTION["triton"](packed, rows, dropout=given),

@@ -136,7 +136,12 @@ def test_bad_input_is_named(name):
             {"queries_QND": queries},
             "queries are those of 1 samples, the keys of 2",
         ),
-        (packed, rows, {"dropout": dropout_of([4], torch.arange(4))}, "dropout has 4 rows, expected 9"),
+        (
+            packed,
+            rows,
+            {"dropout": dropout_of([4], torch.arange(4))},
+            r"dropout.samples_R is torch.int32 \(4,\), expected torch.int32 \(9,\)",
+        ),
     ):
         with pytest.raises(ValueError, match=sentence):
             ATTENTION[name](tensor, where, **options)
