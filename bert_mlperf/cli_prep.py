@@ -30,6 +30,9 @@ def add_prep(commands: Any) -> None:
     inspect.add_argument("--vocab", type=Path, metavar="FILE", help="the vocabulary, for --sample")
     inspect.add_argument("--png", type=Path, metavar="FILE", help="draw the histogram of lengths to a new .png")
 
+    index = steps.add_parser("index", help="write down the lengths of all samples beside the shards")
+    index.add_argument("path", type=Path, metavar="SHARDS", help="a folder of shards or one shard file")
+
     verify = steps.add_parser("verify", help="check official inputs and data sets, without network")
     verify.add_argument("folder", type=Path, metavar="DIR", help="folder that holds them, at any depth")
     _add_workers(verify)
@@ -219,6 +222,15 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
+def _index(options: argparse.Namespace) -> int:
+    from bert_mlperf.data.indexing import index_of, read_checked
+
+    path = index_of(options.path)
+    index = read_checked(path)
+    print(f"{path}: {index.num_samples:,} samples in {len(index.files)} files, {index.lengths.mean():.0f} tokens each")
+    return 0
+
+
 def _inspect(options: argparse.Namespace) -> int:
     from bert_mlperf.data_prep.inspect_shard import inspect
 
@@ -241,5 +253,6 @@ _STEPS = {
     "eval": _eval,
     "convert": _convert,
     "inspect": _inspect,
+    "index": _index,
     "verify": _verify,
 }

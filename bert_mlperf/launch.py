@@ -30,6 +30,7 @@ class Inputs:
     """Paths that the ranks read, checked."""
 
     train: Path
+    train_index: Path | None
     evaluation: Path
     checkpoint: Path | None
 
@@ -58,7 +59,7 @@ def launch(
     with raising_when_stopped():
         check_devices(resolved)
         say(f"kernels  {chosen_kernels(resolved.run)}")
-        inputs = prepare_inputs(resolved)
+        inputs = prepare_inputs(resolved, node=place.node)
         save_dir = None if save is None else open_folder(save, option="--save")
         results_dir = open_folder(results / resolved.name / "bert", option="--results")
         codes: list[int] = []
@@ -162,12 +163,13 @@ def open_folder(folder: Path, *, option: str) -> Path:
     return folder.resolve()
 
 
-def prepare_inputs(resolved: ResolvedSystem) -> Inputs:
+def prepare_inputs(resolved: ResolvedSystem, *, node: int = 0) -> Inputs:
     """Makes the demo data if the system uses it, and checks data and checkpoint before any rank starts."""
-    from bert_mlperf.launch_data import check_data, warnings
+    from bert_mlperf.launch_data import check_data, train_index, warnings
 
     run, config = resolved.run, resolved.run.model
-    train, evaluation = check_data(resolved)
+    train, evaluation = check_data(resolved, node=node)
+    index = train_index(run, train)
     for warning in warnings(resolved, train):
         say(f"warning  {warning}")
     checkpoint = None if run.data.checkpoint is None else Path(run.data.checkpoint).resolve()
@@ -178,7 +180,9 @@ def prepare_inputs(resolved: ResolvedSystem) -> Inputs:
     say(f"data     train {train}")
     say(f"data     eval  {evaluation}")
     say(f"weights  {'drawn from the seed' if checkpoint is None else checkpoint}")
-    return Inputs(train.path.resolve(), evaluation.path.resolve(), checkpoint)
+    return Inputs(
+        train.path.resolve(), None if index is None else index.resolve(), evaluation.path.resolve(), checkpoint
+    )
 
 
 def run_once(
@@ -189,7 +193,7 @@ def run_once(
 
     run = resolved.run
     seed = secrets.randbelow(2**31) if run.seed == "os" else run.seed
-    with run_folder(place, results) as (result_file, run_dir):
+    with run_folder(place, results) as (result_file, run_dir), cache_folder(run) as cache:
         cleared, note = clear_caches()
         context = RunContext(
             system=resolved.system.model_dump(by_alias=True),
@@ -203,6 +207,8 @@ def run_once(
             result_file=None if result_file is None else str(result_file),
             cache_cleared=cleared,
             cache_note=note,
+            train_index=None if inputs.train_index is None else str(inputs.train_index),
+            cache_dir=cache,
             save_dir=None if save is None else str(save),
             trace_step=trace,
         )
@@ -232,6 +238,23 @@ def run_folder(place: Place, results: Path) -> Iterator[tuple[Path | None, Path]
         return
     with tempfile.TemporaryDirectory() as folder:
         yield None, Path(folder)
+
+
+@contextlib.contextmanager
+def cache_folder(run: Run) -> Iterator[str | None]:
+    """A folder of this run for run.cache, removed in the end; None where nothing is cached."""
+    if run.cache == "none":
+        yield None
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(dir=run.cache_folder, prefix="bert-mlperf-")
+    except OSError as error:
+        raise UserError(
+            f"nothing can be written to run.cache_folder {run.cache_folder} ({error.strerror}): give another folder in "
+            "memory or on a local disk of this node"
+        ) from error
+    with folder:
+        yield folder.name
 
 
 def claim_result(results: Path) -> tuple[Path, Path]:

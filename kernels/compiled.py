@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
+from bert_mlperf.kernels.unsupported import Unsupported
+
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled for any shape: tokens differ from step to step."""
+    """`function` compiled for any shape: tokens differ from step to step. The call raises Unsupported where
+    torch.compile cannot (inductor of torch 2.13 has no shifts of integers on CPUs with AVX-512, so no dropout)."""
 
     @cache
     def made() -> Callable[..., Any]:
@@ -16,6 +19,12 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
-        return made()(*arguments, **options)
+        from torch._dynamo.exc import TorchDynamoException
+        from torch._inductor.exc import InductorError
+
+        try:
+            return made()(*arguments, **options)
+        except (TorchDynamoException, InductorError) as error:
+            raise Unsupported(f"torch.compile cannot compile {function.__name__} ({type(error).__name__})") from error
 
     return call

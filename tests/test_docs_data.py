@@ -11,7 +11,9 @@ import pytest
 
 from bert_mlperf.config.model import ModelConfig
 from bert_mlperf.config.system import load_system
-from bert_mlperf.data.loader import Loader
+from bert_mlperf.data.batches import BatchPlan
+from bert_mlperf.data.loader import IndexReader, Loader
+from bert_mlperf.data.order import SampleOrder
 from bert_mlperf.data.shards import ShardSet, inspect_shards
 from tests.config import files
 from tests.data_prep.commands import environment, write_corpus
@@ -77,15 +79,14 @@ def test_training_reads_the_result(folder: Path) -> None:
     assert evaluation.num_samples == 500
     assert train.num_samples == converted.num_samples and train.fingerprint == converted.fingerprint
     shards = ShardSet.open(folder / "train", vocab_size=vocab_size, max_length=512)
-    with Loader(
-        shards,
-        seed=1,
+    plan = BatchPlan(
+        SampleOrder(1, shards.num_samples),
+        shards.index,
         global_batch_size=8,
-        micro_batch_size=4,
         accumulation_steps=1,
-        rank=1,
         world_size=2,
-        collate=lambda samples, _: samples,
-    ) as loader:
+        balance="snake",
+    )
+    with Loader(plan, IndexReader(plan, shards, rank=1), rank=1, collate=lambda samples, _: samples) as loader:
         step = next(loader)
     assert step.global_samples == 8 and step.micro_batches[0].num_samples == 4

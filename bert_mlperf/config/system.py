@@ -100,6 +100,23 @@ class Run(BaseModel):
     recompute: Annotated[int, Field(ge=1)] | Literal["none", "attention"] = Field(
         default="none", description="What backward computes again to save memory: nothing, attention, every n-th layer."
     )
+    loader: Literal["auto", "dali", "torch"] = Field(
+        default="auto", description="What brings batches to the device; auto is dali on a GPU where it is installed."
+    )
+    loader_workers: int = Field(default=1, ge=1, le=64, description="Threads of a rank that read and pack samples.")
+    balance: Literal["none", "strided", "snake"] = Field(
+        default="snake", description="How the samples of a global batch are dealt to the ranks by their lengths."
+    )
+    read: Literal["index", "exchange"] = Field(
+        default="index",
+        description="Whether a rank reads its own samples, or those of its own shards, which then change hands.",
+    )
+    cache: Literal["none", "node"] = Field(
+        default="none", description="Whether nodes read the training shards together, once, into cache_folder."
+    )
+    cache_folder: str = Field(
+        default="/dev/shm", min_length=1, description="Memory or local disk of a node for cache, an absolute path."
+    )
     target_accuracy: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=rules.TARGET_ACCURACY,
         description="Masked-LM accuracy, as a share, at which a run ends; null trains to max_samples.",

@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_mlperf.data.published import ROWS, count_published, detect_layout, iter_published, read_published
 from bert_mlperf.data.samples import Samples, check_token_ids
-from bert_mlperf.data.shard_file import LAYOUT, ShardHeader, canonical, digest, map_samples, read_header
+from bert_mlperf.data.shard_file import LAYOUT, ShardHeader, ShardReader, canonical, digest, map_samples, read_header
 from bert_mlperf.errors import UserError
 
 _SUFFIXES = {".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords"}
@@ -42,6 +42,9 @@ class Part(Protocol):
     def samples(self) -> Samples:
         """All samples of the file, mapped or in memory."""
 
+    def reader(self) -> ShardReader | Samples:
+        """What gives single samples (`row`) of the file."""
+
     def count_samples(self) -> int:
         """Number of samples, from a header or an index. Raises UserError if the file is damaged."""
 
@@ -64,6 +67,9 @@ class MappedPart:
 
     def samples(self) -> Samples:
         return map_samples(self.header)
+
+    def reader(self) -> ShardReader:
+        return ShardReader(self.header)
 
     def count_samples(self) -> int:
         return self.header.num_samples
@@ -117,6 +123,9 @@ class PublishedPart:
         return read_published(self.path, self.layout)
 
     def samples(self) -> Samples:
+        return self._samples
+
+    def reader(self) -> Samples:
         return self._samples
 
     def count_samples(self) -> int:

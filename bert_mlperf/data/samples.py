@@ -3,12 +3,23 @@
 Legend: n samples, T tokens of all of them, M masked positions of all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_mlperf.errors import UserError
+
+
+class Row(NamedTuple):
+    """One sample: the values of `Samples` that belong to it."""
+
+    input_ids: np.ndarray  # [tokens]
+    segment_ids: np.ndarray  # [tokens]
+    masked_positions: np.ndarray  # [predictions]
+    masked_ids: np.ndarray  # [predictions]
+    next_sentence_label: int
 
 
 @dataclass(frozen=True)
@@ -46,20 +57,21 @@ class Samples:
         """Masked positions per sample, int64 [n]."""
         return np.diff(self.masked_offsets)
 
+    def row(self, number: int) -> Row:
+        """One sample, as views."""
+        tokens = slice(self.offsets[number], self.offsets[number + 1])
+        masked = slice(self.masked_offsets[number], self.masked_offsets[number + 1])
+        return Row(
+            self.input_ids[tokens],
+            self.segment_ids[tokens],
+            self.masked_positions[masked],
+            self.masked_ids[masked],
+            int(self.next_sentence_labels[number]),
+        )
+
     def take(self, ids: np.ndarray) -> "Samples":
         """The samples `ids` (integer [k], each in [0, n), repeats allowed) in that order, as new arrays."""
-        ids = np.asarray(ids, dtype=np.int64)
-        token_index, offsets = _ragged_index(self.offsets, ids)
-        masked_index, masked_offsets = _ragged_index(self.masked_offsets, ids)
-        return Samples(
-            input_ids=self.input_ids[token_index],
-            segment_ids=self.segment_ids[token_index],
-            offsets=offsets,
-            masked_positions=self.masked_positions[masked_index],
-            masked_ids=self.masked_ids[masked_index],
-            masked_offsets=masked_offsets,
-            next_sentence_labels=self.next_sentence_labels[ids],
-        )
+        return join_rows(map(self.row, np.asarray(ids).tolist()))
 
     def validate(self, vocab_size: int, max_length: int, *, where: str = "the samples", first_sample: int = 0) -> None:
         """Raises UserError, naming `where` and the first bad sample, unless every sample has 1..max_length tokens,
@@ -138,19 +150,30 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
     )
 
 
+def join_rows(rows: Iterable[Row]) -> Samples:
+    """The given samples one behind the other, as new arrays."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(Row._fields)
+    ids, segments, positions, masked_ids, labels = columns
+    return Samples(
+        input_ids=_joined(ids),
+        segment_ids=_joined(segments).astype(np.uint8, copy=False),
+        offsets=offsets_of(np.fromiter(map(len, ids), np.int64, len(ids))),
+        masked_positions=_joined(positions),
+        masked_ids=_joined(masked_ids),
+        masked_offsets=offsets_of(np.fromiter(map(len, positions), np.int64, len(ids))),
+        next_sentence_labels=np.array(labels, dtype=np.uint8),
+    )
+
+
+def _joined(pieces: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(pieces) if pieces else np.zeros(0, np.uint16)
+
+
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
     """int64 [n+1]: 0 and the running sums of `lengths` (integer [n])."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-def _ragged_index(offsets: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the values of rows `ids` one after the other, and the offsets of the rows taken."""
-    starts = offsets[ids]
-    lengths = offsets[ids + 1] - starts
-    taken = offsets_of(lengths)
-    return np.arange(taken[-1]) + np.repeat(starts - taken[:-1], lengths), taken
 
 
 def _is_partition(offsets: np.ndarray, total: int) -> bool:

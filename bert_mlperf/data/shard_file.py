@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import h5py
 import numpy as np
 
-from bert_mlperf.data.samples import Samples
+from bert_mlperf.data.samples import Row, Samples
 from bert_mlperf.errors import UserError
 
 LAYOUT = "bert-mlperf shards"
@@ -112,7 +112,7 @@ class ShardWriter:
         if max_token_id is not None:
             self._announced["max_token_id"] = max_token_id
         self._written = {"num_samples": 0, "num_tokens": 0, "num_masked": 0, "max_length": 0, "max_token_id": 0}
-        self._dtypes = _dtypes(vocab_size=vocab_size, max_length=max_length)
+        self._dtypes = sample_dtypes(vocab_size=vocab_size, max_length=max_length)
         self.sha256 = ""  # hex, see `digest`; known when the file is finished
 
     def __enter__(self) -> "ShardWriter":
@@ -229,11 +229,11 @@ def _allocate(path: Path, dtypes: dict[str, str], extents: dict[str, int]) -> di
 
 def canonical(samples: Samples, *, vocab_size: int) -> Samples:
     """The same samples in the dtypes of a shard (see the top of this file), so that equal samples have equal bytes."""
-    dtypes = _dtypes(vocab_size=vocab_size, max_length=int(samples.lengths.max(initial=0)))
+    dtypes = sample_dtypes(vocab_size=vocab_size, max_length=int(samples.lengths.max(initial=0)))
     return Samples(**{name: np.ascontiguousarray(getattr(samples, name), dtypes[name]) for name in ARRAYS})
 
 
-def _dtypes(*, vocab_size: int, max_length: int) -> dict[str, str]:
+def sample_dtypes(*, vocab_size: int, max_length: int) -> dict[str, str]:
     ids = "<u2" if vocab_size <= 1 << 16 else "<i4"
     return {
         "input_ids": ids,
@@ -291,6 +291,53 @@ def map_samples(header: ShardHeader) -> Samples:
             return _mapped(file, header.arrays)
     except OSError as error:
         raise UserError(f"{header.path} can no longer be read: {error}; put it back and start anew.") from error
+
+
+class ShardReader:
+    """Reads single samples of a shard with pread: no page of the file stays in this process, threads and forked
+    processes may share it, and a file that became shorter or a storage that fails is an error and no SIGBUS."""
+
+    def __init__(self, header: ShardHeader) -> None:
+        """Raises UserError if the file cannot be opened."""
+        self._header = header
+        try:
+            self._file = open(header.path, "rb", buffering=0)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def row(self, number: int) -> Row:
+        """Sample `number`. Raises UserError, naming the file, if it cannot be read or is damaged."""
+        arrays = self._header.arrays
+        start, end = self._read(arrays["offsets"], number, number + 2).tolist()
+        first, last = self._read(arrays["masked_offsets"], number, number + 2).tolist()
+        if not (0 <= start <= end <= self._header.num_tokens and 0 <= first <= last <= self._header.num_masked):
+            raise UserError(
+                f"{self._header.path}: the offsets of sample {number} are damaged; copy the file again or prepare the "
+                "data again."
+            )
+        return Row(
+            self._read(arrays["input_ids"], start, end),
+            self._read(arrays["segment_ids"], start, end),
+            self._read(arrays["masked_positions"], first, last),
+            self._read(arrays["masked_ids"], first, last),
+            int(self._read(arrays["next_sentence_labels"], number, number + 1)[0]),
+        )
+
+    def _read(self, array: StoredArray, start: int, end: int) -> np.ndarray:
+        size = array.dtype.itemsize
+        count = (end - start) * size
+        try:
+            content = os.pread(self._file.fileno(), count, array.byte_offset + start * size)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if len(content) != count:
+            raise UserError(
+                f"{self._header.path} has become shorter since it was opened; copy it again and start anew."
+            )
+        return np.frombuffer(content, array.dtype)
+
+    def _unreadable(self, error: OSError) -> UserError:
+        return UserError(f"{self._header.path} can no longer be read: {error}; put it back and start anew.")
 
 
 def _mapped(file: BinaryIO, arrays: dict[str, StoredArray]) -> Samples:

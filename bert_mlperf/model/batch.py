@@ -67,36 +67,59 @@ class Batch:
         return replace(self, **moved)
 
 
-def make_batch(samples: Samples, indices_B: np.ndarray | None = None) -> Batch:
-    """A `Batch` on the CPU from flat ragged `samples` (numpy). `indices_B`: their indices in the global batch (without
-    them 0, 1, ...)."""
-    indices_B = np.arange(samples.num_samples) if indices_B is None else indices_B
-    offsets, lengths = samples.offsets, samples.lengths
-    masked_counts = samples.masked_counts
+@dataclass(frozen=True)
+class PackedBatch:
+    """What a `Batch` is made of, on the host: its tensors by name as arrays of the narrowest dtype, and the bounds."""
+
+    arrays: dict[str, np.ndarray]  # uint8, uint16 or int32
+    bounds: tuple[int, ...]
+    query_bounds: tuple[int, ...]
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Batch:
+        """The `Batch` of these tensors, which hold `arrays` in the dtypes of TENSOR_DTYPES."""
+        return Batch(**tensors, bounds=self.bounds, query_bounds=self.query_bounds)
+
+
+TENSOR_DTYPES = {
+    field.name: "int32" if field.name in ("samples_T", "offsets_B1", "query_offsets_B1") else "int64"
+    for field in fields(Batch)
+    if "bounds" not in field.name
+}
+_PLACES = np.arange(1 << 16, dtype=np.uint16)
+
+
+def pack(samples: Samples, indices_B: np.ndarray | None = None) -> PackedBatch:
+    """Packs flat ragged `samples`. `indices_B`: their indices in the global batch (without them 0, 1, ...)."""
     num_samples = samples.num_samples
+    indices_B = np.arange(num_samples) if indices_B is None else indices_B
+    offsets, lengths, masked_counts = samples.offsets, samples.lengths, samples.masked_counts
     query_offsets = samples.masked_offsets + np.arange(num_samples + 1)
-    cls_rows = query_offsets[:-1]
     masked_rows = np.arange(samples.num_masked) + np.repeat(np.arange(1, num_samples + 1), masked_counts)
-    query_tokens = np.empty(num_samples + samples.num_masked, dtype=np.int64)
-    query_tokens[cls_rows] = offsets[:-1]
+    query_tokens = np.empty(num_samples + samples.num_masked, dtype=np.int32)
+    query_tokens[query_offsets[:-1]] = offsets[:-1]
     query_tokens[masked_rows] = samples.masked_positions + np.repeat(offsets[:-1], masked_counts)
-    positions = np.arange(samples.num_tokens) - np.repeat(offsets[:-1], lengths)
-    return Batch(
-        input_ids_T=_int64(samples.input_ids),
-        segment_ids_T=_int64(samples.segment_ids),
-        positions_T=_int64(positions),
-        samples_T=torch.from_numpy(np.repeat(indices_B, lengths).astype(np.int32)),
-        offsets_B1=torch.from_numpy(offsets.astype(np.int32)),
-        query_tokens_Q=_int64(query_tokens),
-        query_offsets_B1=torch.from_numpy(query_offsets.astype(np.int32)),
-        cls_rows_B=_int64(cls_rows),
-        masked_rows_M=_int64(masked_rows),
-        masked_labels_M=_int64(samples.masked_ids),
-        next_sentence_labels_B=_int64(samples.next_sentence_labels),
+    return PackedBatch(
+        arrays={
+            "input_ids_T": samples.input_ids,
+            "segment_ids_T": samples.segment_ids,
+            "positions_T": np.concatenate([_PLACES[:length] for length in lengths.tolist()] or [_PLACES[:0]]),
+            "samples_T": np.repeat(indices_B.astype(np.int32), lengths),
+            "offsets_B1": offsets.astype(np.int32),
+            "query_tokens_Q": query_tokens,
+            "query_offsets_B1": query_offsets.astype(np.int32),
+            "cls_rows_B": query_offsets[:-1].astype(np.int32),
+            "masked_rows_M": masked_rows.astype(np.int32),
+            "masked_labels_M": samples.masked_ids,
+            "next_sentence_labels_B": samples.next_sentence_labels,
+        },
         bounds=tuple(offsets.tolist()),
         query_bounds=tuple(query_offsets.tolist()),
     )
 
 
-def _int64(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array.astype(np.int64))
+def make_batch(samples: Samples, indices_B: np.ndarray | None = None) -> Batch:
+    """A `Batch` on the CPU of what `pack` makes of the samples."""
+    packed = pack(samples, indices_B)
+    return packed.with_tensors(
+        {name: torch.from_numpy(packed.arrays[name].astype(dtype)) for name, dtype in TENSOR_DTYPES.items()}
+    )

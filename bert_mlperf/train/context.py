@@ -22,6 +22,8 @@ class RunContext:
     result_file: str | None
     cache_cleared: bool
     cache_note: str
+    train_index: str | None = None  # file of the index of the training samples; without it they are all looked at
+    cache_dir: str | None = None  # folder on this node for run.cache
     save_dir: str | None = None
     trace_step: int | None = None
 

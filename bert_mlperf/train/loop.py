@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bert_mlperf.data.loader import Loader, StepSamples
+from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.mlperf.log import MlperfLog
 from bert_mlperf.model.batch import Batch
 from bert_mlperf.report.metrics import MetricsWriter
 from bert_mlperf.report.progress import Progress
 from bert_mlperf.train.evaluate import Accuracy, evaluate
+from bert_mlperf.train.loading import InBackground, StepSource
 from bert_mlperf.train.step import StepResult, TrainState, train_step
 from bert_mlperf.train.trace import StepTrace
 
@@ -71,13 +72,16 @@ class TrainLoop:
     """Training between two evaluation points, and the evaluation at a point. `report_every_s` in seconds."""
 
     state: TrainState
-    loader: Loader[Batch]
-    evaluation: list[Batch]
+    loader: StepSource
+    evaluation: InBackground[list[Batch]]
     log: MlperfLog
     metrics: MetricsWriter
     progress: Progress
     report_every_s: float
     trace: StepTrace
+    timeout_s: float = 60.0  # for the evaluation samples to be there
+    first_step_at: float | None = None  # time.perf_counter() when the first step was done
+    first_wait_s: float = 0.0  # what the loader was waited for until then
 
     def run(self, points: list[int], target: float | None) -> Outcome:
         """Trains to each of the evaluation `points` (in samples, multiples of the global batch) until an accuracy
@@ -103,6 +107,8 @@ class TrainLoop:
             self.trace.before(self.state)
             result = train_step(self.state, step)
             self.trace.after(self.state)
+            if self.first_step_at is None:
+                self.first_step_at, self.first_wait_s = time.perf_counter(), self.loader.wait_seconds
             interval.add(step, result)
             due = time.perf_counter() - interval.started >= self.report_every_s
             if due or self.state.samples >= point:
@@ -112,10 +118,18 @@ class TrainLoop:
                 interval, waited = Interval(), self.loader.wait_seconds
         self.state.check_finite()
 
+    @property
+    def wait_share(self) -> float:
+        """Share of the time since the first step in which training waited for samples."""
+        if self.first_step_at is None:
+            return 0.0
+        return (self.loader.wait_seconds - self.first_wait_s) / (time.perf_counter() - self.first_step_at)
+
     def evaluate(self) -> Accuracy:
         samples = self.state.samples
         self.log.eval_start(samples)
-        accuracy = evaluate(self.state.model, self.evaluation, self.state.control, self.state.device)
+        batches = self.evaluation.result(timeout_s=self.timeout_s)
+        accuracy = evaluate(self.state.model, batches, self.state.control, self.state.device)
         self.log.eval_stop(samples)
         self.log.eval_accuracy(accuracy.value, samples)
         self.metrics.evaluation(

@@ -18,12 +18,11 @@ from bert_mlperf.comm.sharp import SharpRequest
 from bert_mlperf.comm.topology import Groups, Topology, open_groups, step_groups
 from bert_mlperf.config.sharding import ShardingPlan, sharding_plan
 from bert_mlperf.config.system import Run
-from bert_mlperf.data.loader import Loader, StepSamples, evaluation_samples
+from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.data.samples import Samples
-from bert_mlperf.data.shards import ShardSet
 from bert_mlperf.errors import UserError
 from bert_mlperf.kernels.registry import Kernels, select
-from bert_mlperf.model.batch import Batch, make_batch
+from bert_mlperf.model.batch import make_batch
 from bert_mlperf.model.bert import BertForPreTraining, build_model
 from bert_mlperf.model.tensors import TensorSpec, tensor_specs
 from bert_mlperf.optim.flat import FlatBuffers
@@ -199,31 +198,6 @@ def warm_up(state: TrainState, run: Run) -> None:
     optimizer.reset()
     state.loss_scale.reset()
     state.step, state.samples, state.last_norm = 0, 0, None
-
-
-def open_shards(run: Run, path: str) -> ShardSet:
-    return ShardSet.open(path, vocab_size=run.model.vocab_size, max_length=run.model.max_position_embeddings)
-
-
-def open_loader(run: Run, shards: ShardSet, info: RankInfo, *, seed: int) -> Loader[Batch]:
-    return Loader(
-        shards,
-        seed=derived_seed(seed, "order"),
-        global_batch_size=run.recipe.global_batch_size,
-        micro_batch_size=run.micro_batch_size,
-        accumulation_steps=run.gradient_accumulation_steps,
-        rank=info.rank,
-        world_size=info.world_size,
-        collate=make_batch,
-    )
-
-
-def evaluation_batches(run: Run, shards: ShardSet, info: RankInfo) -> list[Batch]:
-    """This rank's evaluation samples as micro-batches, sorted by length so that little is computed on padding."""
-    samples = evaluation_samples(shards, rank=info.rank, world_size=info.world_size)
-    order = np.argsort(samples.lengths, kind="stable")
-    size = run.micro_batch_size
-    return [make_batch(samples.take(order[start : start + size])) for start in range(0, len(order), size)]
 
 
 def peak_memory_gib() -> float:

@@ -8,19 +8,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bert_mlperf.data import loader as loader_module
-from bert_mlperf.data.loader import Loader, StepSamples, evaluation_samples
-from bert_mlperf.data.order import global_batch_ids
+from bert_mlperf.data.balance import BALANCES
+from bert_mlperf.data.batches import BatchPlan
+from bert_mlperf.data.loader import IndexReader, Loader, StepSamples, evaluation_samples
+from bert_mlperf.data.order import SampleOrder
 from bert_mlperf.data.samples import Samples
 from bert_mlperf.data.shards import ShardSet, write_shard
 from bert_mlperf.errors import UserError
 from tests.data.files import MAX_LENGTH, VOCAB_SIZE, make_samples
 
 NUM_SAMPLES = 50
+Collate = Callable[[Samples, np.ndarray], Any]
 
 
 @pytest.fixture(params=[1, 2, 3], ids=["1 file", "2 files", "3 files"])
@@ -38,54 +42,54 @@ def sample_ids(samples: Samples, positions: np.ndarray | None = None) -> list[in
     return (samples.lengths - 3).tolist()
 
 
-def load(
-    shards: ShardSet,
-    steps: int,
-    *,
-    rank: int = 0,
-    world_size: int = 1,
-    micro: int = 12,
-    accumulation: int = 1,
-    start_step: int = 0,
-) -> list[StepSamples[list[int]]]:
-    with Loader(
-        shards,
-        seed=5,
+def make_plan(
+    shards: ShardSet, *, world_size: int = 1, micro: int = 12, accumulation: int = 1, balance: str = "snake"
+) -> BatchPlan:
+    return BatchPlan(
+        SampleOrder(5, shards.num_samples),
+        shards.index,
         global_batch_size=micro * accumulation * world_size,
-        micro_batch_size=micro,
         accumulation_steps=accumulation,
-        rank=rank,
         world_size=world_size,
-        collate=sample_ids,
-        start_step=start_step,
-    ) as loader:
+        balance=balance,
+    )
+
+
+def open_loader(
+    shards: ShardSet, plan: BatchPlan, *, rank: int = 0, collate: Collate = sample_ids, **options: Any
+) -> Loader:
+    return Loader(plan, IndexReader(plan, shards, rank=rank), rank=rank, collate=collate, **options)
+
+
+def load(
+    shards: ShardSet, steps: int, *, rank: int = 0, start_step: int = 0, workers: int = 1, **split: Any
+) -> list[StepSamples[list[int]]]:
+    plan = make_plan(shards, **split)
+    with open_loader(shards, plan, rank=rank, start_step=start_step, workers=workers) as loader:
         return [next(loader) for _ in range(steps)]
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("balance", BALANCES)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("micro", [1, 2, 4])
-def test_any_split_gives_the_batches_of_the_order(shards: ShardSet, world_size: int, micro: int) -> None:
+def test_any_split_gives_the_batches_of_the_order(
+    shards: ShardSet, world_size: int, micro: int, balance: str, workers: int
+) -> None:
     accumulation = 48 // world_size // micro
     batch = world_size * micro * accumulation
     steps = 4  # the epoch of 50 samples ends inside batch 1
-    ranks = [
-        load(shards, steps, rank=rank, world_size=world_size, micro=micro, accumulation=accumulation)
-        for rank in range(world_size)
-    ]
+    split = {"world_size": world_size, "micro": micro, "accumulation": accumulation, "balance": balance}
+    ranks = [load(shards, steps, rank=rank, workers=workers, **split) for rank in range(world_size)]
     for step in range(steps):
-        positions = [
-            sample
-            for a in range(accumulation)
-            for rank in range(world_size)
-            for sample in ranks[rank][step].micro_batches[a]
-        ]
-        expected = global_batch_ids(5, step, NUM_SAMPLES, batch)
-        assert positions == expected.tolist()
-        for rank in range(world_size):
-            found = ranks[rank][step]
-            assert found.step == step and len(found.micro_batches) == accumulation
-            assert (found.global_samples, found.global_tokens) == (batch, np.sum(expected + 3))
-            assert found.global_masked == shards.masked_counts[expected].sum()
+        found = [ids for rank in ranks for ids in rank[step].micro_batches]
+        expected = SampleOrder(5, NUM_SAMPLES).global_batch(step, batch)
+        assert sorted(itertools.chain(*found)) == sorted(expected.tolist())
+        assert all(len(ids) == micro and ids == sorted(ids, reverse=True) for ids in found)
+        for rank in ranks:
+            assert rank[step].step == step and len(rank[step].micro_batches) == accumulation
+            assert (rank[step].global_samples, rank[step].global_tokens) == (batch, np.sum(expected + 3))
+            assert rank[step].global_masked == shards.index.masked_counts[expected].sum()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -99,18 +103,18 @@ def test_every_sample_once_per_epoch_on_any_number_of_ranks(shards: ShardSet, wo
     assert seen == {i: 6 for i in range(NUM_SAMPLES)}
 
 
+@pytest.mark.parametrize("balance", BALANCES)
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_micro_batches_come_with_their_positions_in_the_global_batch(shards: ShardSet, world_size: int) -> None:
-    expected, found = global_batch_ids(5, 0, NUM_SAMPLES, 24), {}
+def test_micro_batches_come_with_their_positions_in_the_global_batch(
+    shards: ShardSet, world_size: int, balance: str
+) -> None:
+    expected, found = SampleOrder(5, NUM_SAMPLES).global_batch(0, 24), {}
+    plan = make_plan(shards, world_size=world_size, micro=24 // world_size // 2, accumulation=2, balance=balance)
     for rank in range(world_size):
-        with Loader(
+        with open_loader(
             shards,
-            seed=5,
-            global_batch_size=24,
-            micro_batch_size=24 // world_size // 2,
-            accumulation_steps=2,
+            plan,
             rank=rank,
-            world_size=world_size,
             collate=lambda samples, positions: dict(zip(positions.tolist(), samples.lengths - 3, strict=True)),
         ) as loader:
             for micro_batch in next(loader).micro_batches:
@@ -128,17 +132,17 @@ def test_starting_later_equals_skipping(shards: ShardSet) -> None:
     assert load(shards, 7)[4:] == load(shards, 3, start_step=4)
 
 
-def make_loader(shards: ShardSet, collate: Callable[[Samples, np.ndarray], object]) -> Loader[object]:
-    return Loader(
-        shards,
-        seed=5,
-        global_batch_size=4,
-        micro_batch_size=4,
-        accumulation_steps=1,
-        rank=0,
-        world_size=1,
-        collate=collate,
-    )
+def test_a_loader_started_later_goes_on_where_another_number_of_ranks_stopped(shards: ShardSet) -> None:
+    """(seed, position) is the whole state: steps 0..2 on 3 ranks, the rest on 2."""
+    whole = load(shards, 7, micro=24)
+    resumed = [load(shards, 4, rank=rank, start_step=3, world_size=2, micro=12) for rank in range(2)]
+    for step in range(4):
+        ids = sorted(itertools.chain(*(rank[step].micro_batches[0] for rank in resumed)))
+        assert ids == sorted(whole[3 + step].micro_batches[0])
+
+
+def make_loader(shards: ShardSet, collate: Collate, **options: Any) -> Loader[Any]:
+    return open_loader(shards, make_plan(shards, micro=4), collate=collate, **options)
 
 
 @pytest.mark.parametrize("shards", [3], indirect=True)
@@ -171,10 +175,12 @@ def test_a_token_id_outside_the_vocabulary_is_found_while_loading(shards: ShardS
 class TestClose:
     def test_while_the_queue_is_full(self, shards: ShardSet) -> None:
         loader = make_loader(shards, sample_ids)
-        while not loader._ready.full():
+        while len(loader._ready) < 2:
             time.sleep(0.001)
+        time.sleep(0.01)
+        assert len(loader._ready) == 2
         loader.close()
-        assert not loader._thread.is_alive()
+        assert not any(thread.is_alive() for thread in loader._threads)
         with pytest.raises(StopIteration):
             next(loader)
         loader.close()
@@ -185,7 +191,7 @@ class TestClose:
 
         loader = make_loader(shards, fail)
         loader.close()
-        assert not loader._thread.is_alive()
+        assert not any(thread.is_alive() for thread in loader._threads)
 
     def test_wakes_a_waiting_consumer(self, shards: ShardSet) -> None:
         release = threading.Event()
@@ -206,7 +212,7 @@ class TestClose:
         release = threading.Event()
         loader = make_loader(shards, lambda samples, positions: release.wait(30))
         loader.close()
-        assert loader._thread.is_alive() and loader._thread.daemon
+        assert all(thread.is_alive() and thread.daemon for thread in loader._threads)
         release.set()
 
 
@@ -224,11 +230,17 @@ def test_wait_seconds_sum_the_consumers_waits(shards: ShardSet, monkeypatch: pyt
 
 @pytest.mark.parametrize("num_samples", [3, 13])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_evaluation_samples_belong_to_exactly_one_rank(tmp_path: Path, num_samples: int, world_size: int) -> None:
+@pytest.mark.parametrize("balance", BALANCES)
+def test_evaluation_samples_belong_to_exactly_one_rank(
+    tmp_path: Path, num_samples: int, world_size: int, balance: str
+) -> None:
     samples = make_samples(np.arange(num_samples) + 3)
     write_shard(tmp_path / "eval.hdf5", replace(samples), vocab_size=VOCAB_SIZE)
     shards = ShardSet.open(tmp_path, vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH)
-    parts = [sample_ids(evaluation_samples(shards, rank, world_size)) for rank in range(world_size)]
+    parts = [
+        sample_ids(evaluation_samples(shards, rank=rank, world_size=world_size, balance=balance))
+        for rank in range(world_size)
+    ]
     assert sorted(itertools.chain(*parts)) == list(range(num_samples))
 
 

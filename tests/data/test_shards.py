@@ -38,8 +38,8 @@ def test_a_set_reads_as_its_samples_in_any_order(tmp_path: Path, samples: Sample
     write_parts(tmp_path, samples, parts=parts)
     with_all = open_set(tmp_path)
     assert with_all.num_samples == 40
-    np.testing.assert_array_equal(with_all.lengths, samples.lengths)
-    np.testing.assert_array_equal(with_all.masked_counts, samples.masked_counts)
+    np.testing.assert_array_equal(with_all.index.lengths, samples.lengths)
+    np.testing.assert_array_equal(with_all.index.masked_counts, samples.masked_counts)
     assert_equal(with_all.take(np.arange(40)), samples)
     ids = np.random.default_rng(2).integers(0, 40, 100)
     assert_equal(with_all.take(ids), samples.take(ids))
@@ -51,10 +51,10 @@ def test_one_file_is_a_set(tmp_path: Path, samples: Samples) -> None:
     assert_equal(open_set(paths[1]).take(np.arange(20)), samples.take(np.arange(20, 40)))
 
 
-def test_more_files_than_may_be_mapped_at_a_time(
+def test_more_files_than_may_be_open_at_a_time(
     tmp_path: Path, samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_OPEN_MAPS", 2)
+    monkeypatch.setattr(shards, "_OPEN_FILES", 2)
     write_parts(tmp_path, samples, parts=20)
     ids = np.arange(40)[::-1]
     descriptors = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_mlperf.data.order import global_batch_ids
+from bert_mlperf.data.order import SampleOrder
 from bert_mlperf.data.shards import ShardSet
 from bert_mlperf.data_prep.evaluation import SHARD
 from tests.data_prep.commands import SMALL, everything_in, prep, write_corpus, write_parts
@@ -126,7 +126,7 @@ def test_neighbours_in_training_come_from_different_parts(tmp_path: Path, seed: 
     part_of = np.repeat(np.arange(5), counts)
     batch = 16
     steps = shards.num_samples // batch
-    order = part_of[np.concatenate([global_batch_ids(seed, k, shards.num_samples, batch) for k in range(steps)])]
+    order = part_of[SampleOrder(seed, shards.num_samples).ids(0, steps * batch)]
     mean_run = len(order) / (1 + sum(a != b for a, b in pairwise(order.tolist())))
     assert 1.1 < mean_run < 1.4  # uniform: 1.25; part after part: 100 and more
     assert all(len(set(order[first : first + batch].tolist())) >= 3 for first in range(0, len(order), batch))

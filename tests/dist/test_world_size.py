@@ -11,7 +11,7 @@ from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.model.bert import Losses
 from bert_mlperf.optim.lamb import accurate_norm
-from bert_mlperf.train import setup
+from bert_mlperf.train import loading, setup
 from bert_mlperf.train.evaluate import evaluate
 from bert_mlperf.train.step import TrainState, train_step
 from tests.dist.ranks import run_ranks
@@ -42,7 +42,8 @@ def train_losses(
             lambda model, inputs, losses: _mean_of_means(inputs[0], losses, world, accumulation)
         )
     losses, norms = [], []
-    with setup.open_loader(run, setup.open_shards(run, str(path)), RankInfo(control.rank, 0, world), seed=5) as loader:
+    shards, info = loading.open_shards(run, path), RankInfo(control.rank, 0, world)
+    with loading.open_loader(run, shards, info, torch.device("cpu"), order_seed=5) as loader:
         for step in loader:
             result = train_step(state, step)
             losses.append(result.loss.item())
@@ -107,7 +108,8 @@ def clipped_gradient(control: Control, path: Path, accumulation: int) -> tuple[f
 
     state.model.register_forward_hook(scale)
     info = RankInfo(control.rank, 0, control.world_size)
-    with setup.open_loader(run, setup.open_shards(run, str(path)), info, seed=5) as loader:
+    shards = loading.open_shards(run, path)
+    with loading.open_loader(run, shards, info, torch.device("cpu"), order_seed=5) as loader:
         norm = train_step(state, next(loader)).gradient_norm.item()
     squared = accurate_norm(state.optimizer.first_moment / (1 - run.recipe.beta_1)).double().square()
     control.sum(squared)  # over the shards
@@ -132,7 +134,7 @@ def count_accuracy(control: Control, path: Path, micro_batch: int) -> tuple[int,
     run = small_run(micro_batch_size=micro_batch)
     state = setup.build_state(run, control, torch.device("cpu"), seed=5, checkpoint=None)
     info = RankInfo(control.rank, 0, control.world_size)
-    batches = setup.evaluation_batches(run, setup.open_shards(run, str(path)), info)
+    batches = loading.evaluation_batches(run, loading.open_shards(run, path), info)
     accuracy = evaluate(state.model, batches, control, torch.device("cpu"))
     return accuracy.correct, accuracy.total
 

@@ -22,7 +22,7 @@ from bert_mlperf.kernels.dropout import StepDropout
 from bert_mlperf.launch_data import demo_folder
 from bert_mlperf.model.batch import Batch
 from bert_mlperf.model.encoder import Encoder
-from bert_mlperf.train import setup
+from bert_mlperf.train import loading, setup
 from bert_mlperf.train.evaluate import evaluate
 from bert_mlperf.train.step import train_step
 
@@ -58,9 +58,10 @@ def accuracies(run: Run, samples: int, *, cut: bool) -> list[float]:
         state.model.encoder.__class__ = CutEncoder
         for layer in state.model.encoder.layers:
             layer.kernels = replace(layer.kernels, attention=cut_attention)
-    batches = setup.evaluation_batches(run, setup.open_shards(run, str(data / "eval")), info)
+    batches = loading.evaluation_batches(run, loading.open_shards(run, data / "eval"), info)
     found = []
-    with setup.open_loader(run, setup.open_shards(run, str(data / "train")), info, seed=SEED) as loader:
+    shards = loading.open_shards(run, data / "train")
+    with loading.open_loader(run, shards, info, state.device, order_seed=SEED) as loader:
         for step in loader:
             train_step(state, step)
             if state.samples % EVALUATE_EVERY == 0:

@@ -10,7 +10,7 @@ from bert_mlperf.data.shards import write_shard
 from bert_mlperf.model.batch import make_batch
 from bert_mlperf.model.bert import Losses
 from bert_mlperf.optim.loss_scale import MOST_SKIPS
-from bert_mlperf.train import setup
+from bert_mlperf.train import loading, setup
 from bert_mlperf.train.evaluate import evaluate
 from bert_mlperf.train.step import NotFiniteError, StepResult, TrainState, train_step
 from tests.train.small import GLOBAL_BATCH, small_model, small_run, uneven_samples
@@ -132,7 +132,7 @@ def test_evaluation_batches_hold_every_sample_once(tmp_path):
     batches = [
         batch
         for rank in range(3)
-        for batch in setup.evaluation_batches(run, setup.open_shards(run, str(path)), RankInfo(rank, 0, 3))
+        for batch in loading.evaluation_batches(run, loading.open_shards(run, path), RankInfo(rank, 0, 3))
     ]
     assert sum(batch.num_samples for batch in batches) == 13
     assert sum(batch.num_masked for batch in batches) == samples.num_masked

@@ -9,7 +9,7 @@ import torch
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.config.system import load_system
-from bert_mlperf.train import setup
+from bert_mlperf.train import loading, setup
 from bert_mlperf.train.step import train_step
 
 BATCH, STEPS = 8, 6
@@ -27,7 +27,8 @@ def test_training_on_the_published_variable_length_file_starts_at_a_uniform_gues
     alone, device = Control(rank=0, world_size=1), torch.device("cpu")
     state = setup.build_state(run, alone, device, seed=1, checkpoint=None)
     losses = []
-    with setup.open_loader(run, setup.open_shards(run, str(file)), RankInfo(0, 0, 1), seed=1) as loader:
+    shards = loading.open_shards(run, file)
+    with loading.open_loader(run, shards, RankInfo(0, 0, 1), state.device, order_seed=1) as loader:
         for _ in range(STEPS):
             result = train_step(state, next(loader))
             losses.append((result.masked_lm_loss.item(), result.next_sentence_loss.item()))
