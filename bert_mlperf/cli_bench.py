@@ -23,6 +23,7 @@ def add_bench(commands: Any) -> None:
     _add_comm(subjects)
     _add_overlap(subjects)
     _add_peers(subjects)
+    _add_loader(subjects)
     step = subjects.add_parser("step", help="a training step of BERT on the CPU beside Hugging Face's")
     step.add_argument("--model", default="bert-large", help="bert-large or bert-base (default: %(default)s)")
     for name, default, what in (
@@ -77,6 +78,28 @@ def _add_peers(subjects: Any) -> None:
         peers.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)")
 
 
+def _add_loader(subjects: Any) -> None:
+    loader = subjects.add_parser("loader", help="how fast samples come in each mode, and who waits for them")
+    loader.add_argument("--data", type=Path, metavar="SHARDS", help="samples (default: made, of MLPerf-like lengths)")
+    for name, default, what in (
+        ("ranks", 2, "ranks, a core each"),
+        ("micro-batch", 48, "samples of a rank in a step"),
+        ("workers", 1, "threads of a rank"),
+        ("samples", 100_000, "samples that a rank draws as fast as they come"),
+    ):
+        loader.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)")
+    loader.add_argument(
+        "--seconds", type=float, default=60.0, help="time in which a rank draws at a pace (default: %(default)s)"
+    )
+    loader.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results/bench"),
+        metavar="DIR",
+        help="folder of the picture (default: %(default)s)",
+    )
+
+
 def run_bench(options: argparse.Namespace) -> int:
     """Runs one benchmark and returns its exit code."""
     from bert_mlperf.train.stop import raising_when_stopped
@@ -104,6 +127,13 @@ def run_bench(options: argparse.Namespace) -> int:
         fields = ("layers", "hidden", "vocabulary", "samples", "max_length", "rounds", "steps")
         with raising_when_stopped():
             bench_peers(Settings(**{name: getattr(options, name) for name in fields}))
+    elif options.subject == "loader":
+        from bert_mlperf.bench.loader import Settings as LoaderSettings
+        from bert_mlperf.bench.loader import bench_loader
+
+        fields = ("data", "ranks", "micro_batch", "workers", "samples", "seconds", "out")
+        with raising_when_stopped():
+            bench_loader(LoaderSettings(**{name: getattr(options, name) for name in fields}))
     elif options.subject == "step":
         from bert_mlperf.bench.step import Settings as StepSettings
         from bert_mlperf.bench.step import bench_step

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from bert_mlperf.data.index import FILE_NAME as INDEX
 from bert_mlperf.data.samples import Samples
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.data_prep import demo_corpus
@@ -137,8 +138,8 @@ def _origin(options: DemoOptions) -> str:
 
 
 def _files(folder: Path) -> dict[str, int]:
-    """Bytes of each file below `folder` but the manifest."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _MANIFEST)
+    """Bytes of each file below `folder` but the manifest and an index, which is made later."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in (_MANIFEST, INDEX))
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
 
 

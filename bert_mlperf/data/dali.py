@@ -10,6 +10,7 @@ nothing; nothing is forked after CUDA is initialised, and nothing needs to be pi
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -31,9 +32,11 @@ def dali_missing() -> str | None:
 class DaliStage:
     """Endless micro-batches of `source` on the device.
 
-    `source()` gives the arrays of the next micro-batch by name: uint8, uint16 or int32 [any length, maybe 0]. It is
-    called `prefetch` micro-batches ahead; what it raises is raised by `next`. `dtypes` are those wanted, "int32" or
-    "int64", by name. `device_id` None runs on the CPU.
+    `source()` gives the arrays of the next micro-batch by name: whole numbers [any length, maybe 0], in practice uint8,
+    uint16 or int32. `next` calls it in the consumer's thread, `prefetch` micro-batches ahead. What it raises is raised
+    by `next` as it is, once the micro-batches before it were drawn, and again ever after; only what is no Exception
+    (KeyboardInterrupt) comes at once. `dtypes` are those wanted, "int32" or "int64", by name. `device_id` None runs on
+    the CPU.
     """
 
     def __init__(
@@ -44,51 +47,63 @@ class DaliStage:
         device_id: int | None,
         prefetch: int = 2,
     ) -> None:
-        self._names = tuple(dtypes)
         self._source = source
-        self._first: Mapping[str, np.ndarray] | None = source()  # its dtypes are those of all
-        self._pipeline: Any = self._build(dtypes, device_id, prefetch)
+        self._dtypes, self._device_id, self._prefetch = dict(dtypes), device_id, prefetch
+        self._fed_dtypes: dict[str, np.dtype] = {}  # in which DALI gets the arrays, from the first micro-batch on
+        self._waiting: Mapping[str, np.ndarray] | None = None  # a micro-batch for which they are too narrow
+        self._error: Exception | None = None  # of the source
+        self._pipeline: Any = self._build()
 
     def __next__(self) -> dict[str, Any]:
         """The next micro-batch: by name, what torch.from_dlpack takes, [length]. It stays valid as long as it is
         held, whatever is drawn afterwards."""
-        if self._pipeline is None:
-            raise StopIteration
-        outputs = self._pipeline.run()
-        return {name: output[0] for name, output in zip(self._names, outputs, strict=True)}
+        while self._pipeline is not None:
+            with suppress(StopIteration):  # it is drained
+                outputs = self._pipeline.run()
+                return {name: output[0] for name, output in zip(self._dtypes, outputs, strict=True)}
+            if self._error is not None:
+                raise self._error
+            self._pipeline = self._build()
+        raise StopIteration
 
     def close(self) -> None:
-        """Lets go of the pipeline; what was drawn stays valid."""
-        self._pipeline = None
+        """Lets go of the pipeline and its threads; what was drawn stays valid."""
+        self._pipeline = self._waiting = self._error = None  # the error's frames would hold the pipeline
 
-    def _build(self, dtypes: Mapping[str, str], device_id: int | None, prefetch: int) -> Any:
+    def _build(self) -> Any:
         from nvidia.dali import Pipeline, fn
 
         types: Any = import_module("nvidia.dali.types")
-        narrow = {"uint8": types.UINT8, "uint16": types.UINT16, "int32": types.INT32, "int64": types.INT64}
-        assert self._first is not None
+        wanted = {"int32": types.INT32, "int64": types.INT64}
         pipeline = Pipeline(
             batch_size=1,  # one micro-batch, flat
             num_threads=1,
-            device_id=device_id,
-            prefetch_queue_depth=prefetch,
+            device_id=self._device_id,  # None, not -1, without a GPU
+            prefetch_queue_depth=self._prefetch,
             exec_dynamic=True,  # outputs are counted references, not slots of a ring
         )
         with pipeline:
-            fields = fn.external_source(
-                source=self._next_arrays,
-                num_outputs=len(self._names),
-                batch=True,
-                ndim=1,
-                dtype=[narrow[self._first[name].dtype.name] for name in self._names],
-            )
-            if device_id is not None:
+            fields = fn.external_source(source=self._next_arrays, num_outputs=len(self._dtypes), batch=True, ndim=1)
+            if self._device_id is not None:
                 fields = [field.gpu() for field in fields]
-            wide = [fn.cast(x, dtype=narrow[dtypes[name]]) for name, x in zip(self._names, fields, strict=True)]
-            pipeline.set_outputs(*wide)
+            dtypes = [wanted[dtype] for dtype in self._dtypes.values()]
+            pipeline.set_outputs(*[fn.cast(x, dtype=dtype) for x, dtype in zip(fields, dtypes, strict=True)])
         pipeline.build()
         return pipeline
 
     def _next_arrays(self) -> list[list[np.ndarray]]:
-        arrays, self._first = (self._source() if self._first is None else self._first), None
-        return [[arrays[name]] for name in self._names]
+        """DALI's source. StopIteration, which lets DALI drain, if the source failed or another pipeline is needed."""
+        try:
+            arrays, self._waiting = (self._source() if self._waiting is None else self._waiting), None
+            needed = {
+                name: np.promote_types(self._fed_dtypes.get(name, arrays[name].dtype), arrays[name].dtype)
+                for name in self._dtypes
+            }
+        except Exception as error:
+            self._error = error
+            raise StopIteration from None
+        if self._fed_dtypes not in ({}, needed):  # a pipeline keeps the dtypes of its first micro-batch
+            self._fed_dtypes, self._waiting = needed, arrays
+            raise StopIteration
+        self._fed_dtypes = needed
+        return [[np.ascontiguousarray(arrays[name], needed[name])] for name in self._dtypes]

@@ -67,7 +67,8 @@ class SampleIndex:
     def counts(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and masked positions of the samples `ids`, int64 [k] each."""
         found = self.lengths[ids].astype(np.int64), self.masked_counts[ids].astype(np.int64)
-        release_pages(self.lengths)
+        for array in (self.lengths, self.masked_counts):
+            release_pages(array)
         return found
 
     def first_difference(self, files: Sequence[IndexedFile]) -> str | None:

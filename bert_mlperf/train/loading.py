@@ -1,14 +1,14 @@
 """Builds what brings samples to the training step: shards, plan of the batches, loader, evaluation batches."""
 
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -17,18 +17,18 @@ from bert_mlperf.comm.all_to_all import AllToAll, NodeShare
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.config.system import Run
+from bert_mlperf.data.background import Ahead
 from bert_mlperf.data.batches import BatchPlan
 from bert_mlperf.data.dali import DaliStage, dali_missing
 from bert_mlperf.data.exchange import ExchangeReader
-from bert_mlperf.data.loader import IndexReader, Loader, Reader, StepSamples, evaluation_samples
+from bert_mlperf.data.index import SampleIndex
+from bert_mlperf.data.loader import CLOSE_SECONDS, IndexReader, Loader, Reader, StepSamples, evaluation_samples
 from bert_mlperf.data.node_cache import fill_node_cache
 from bert_mlperf.data.order import SampleOrder
 from bert_mlperf.data.parts import find_shards
 from bert_mlperf.data.shards import ShardSet
 from bert_mlperf.errors import UserError
 from bert_mlperf.model.batch import TENSOR_DTYPES, Batch, PackedBatch, make_batch, pack
-
-T = TypeVar("T")
 
 PREFETCH = 3  # steps
 
@@ -94,11 +94,11 @@ def open_shards(run: Run, path: Path, *, index: str | None = None) -> ShardSet:
     )
 
 
-def batch_plan(run: Run, shards: ShardSet, *, world_size: int, order_seed: int) -> BatchPlan:
+def batch_plan(run: Run, index: SampleIndex, *, world_size: int, order_seed: int) -> BatchPlan:
     """Which rank gets which samples, step by step."""
     return BatchPlan(
-        SampleOrder(order_seed, shards.num_samples),
-        shards.index,
+        SampleOrder(order_seed, index.num_samples),
+        index,
         global_batch_size=run.recipe.global_batch_size,
         accumulation_steps=run.gradient_accumulation_steps,
         world_size=world_size,
@@ -117,7 +117,7 @@ def open_loader(
     start_step: int = 0,
 ) -> StepSource:
     """The steps of this rank from `start_step` on."""
-    plan = batch_plan(run, shards, world_size=info.world_size, order_seed=order_seed)
+    plan = batch_plan(run, shards.index, world_size=info.world_size, order_seed=order_seed)
     reader: Reader = IndexReader(plan, shards, rank=info.rank)
     prefetch = PREFETCH
     if links.all_to_all is not None:
@@ -152,15 +152,15 @@ def pinned(samples: Any, positions: np.ndarray) -> Batch:
 
 
 class DaliLoader:
-    """The steps of a loader of packed batches, brought to the device by DALI."""
+    """The steps of a loader of packed batches, brought to the device by DALI, which a thread draws from: what DALI does
+    when it is asked for a batch (it fetches and copies a later one) costs the training step nothing."""
 
     def __init__(self, loader: Loader[PackedBatch], device: torch.device) -> None:
         self._loader = loader
         self._packed: deque[PackedBatch] = deque()  # that DALI has not asked for yet
         self._steps: deque[StepSamples[PackedBatch]] = deque()  # that DALI holds
-        self._stage = DaliStage(
-            self._source, dtypes=TENSOR_DTYPES, device_id=device.index if device.type == "cuda" else None
-        )
+        self._device_id = device.index if device.type == "cuda" else None
+        self._ahead = Ahead(self._work(), depth=1)
         self.wait_seconds = 0.0
 
     def __iter__(self) -> Iterator[StepSamples[Batch]]:
@@ -168,17 +168,9 @@ class DaliLoader:
 
     def __next__(self) -> StepSamples[Batch]:
         start = time.perf_counter()
-        tensors = [self._next_tensors()]
-        step = self._steps.popleft()
-        tensors += [self._next_tensors() for _ in step.micro_batches[1:]]
+        step = next(self._ahead)
         self.wait_seconds += time.perf_counter() - start
-        batches = [packed.with_tensors(found) for packed, found in zip(step.micro_batches, tensors, strict=True)]
-        return StepSamples(step.step, batches, step.global_samples, step.global_masked, step.global_tokens)
-
-    def close(self) -> None:
-        """Ends DALI's pipeline and the loader's threads."""
-        self._stage.close()
-        self._loader.close()
+        return step
 
     def __enter__(self) -> "DaliLoader":
         return self
@@ -186,10 +178,20 @@ class DaliLoader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self._ahead.settle(timeout_s=CLOSE_SECONDS)  # as far as on the other ranks
+        self._loader.__exit__(kind, error, traceback)
+        self._ahead.close(timeout_s=CLOSE_SECONDS)
 
-    def _next_tensors(self) -> dict[str, torch.Tensor]:
-        return {name: torch.from_dlpack(value) for name, value in next(self._stage).items()}
+    def _work(self) -> Iterator[StepSamples[Batch]]:
+        with closing(DaliStage(self._source, dtypes=TENSOR_DTYPES, device_id=self._device_id)) as stage:
+            while True:
+                tensors = [on_torch(next(stage))]
+                step = self._steps.popleft()
+                tensors += [on_torch(next(stage)) for _ in step.micro_batches[1:]]
+                batches = [packed.with_tensors(t) for packed, t in zip(step.micro_batches, tensors, strict=True)]
+                counts = (step.global_samples, step.global_masked, step.global_tokens)
+                yield StepSamples(step.step, batches, *counts)
 
     def _source(self) -> Mapping[str, np.ndarray]:
         if not self._packed:
@@ -197,6 +199,11 @@ class DaliLoader:
             self._steps.append(step)
             self._packed.extend(step.micro_batches)
         return self._packed.popleft().arrays
+
+
+def on_torch(outputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """DALI's outputs as tensors of the same memory."""
+    return {name: torch.from_dlpack(value) for name, value in outputs.items()}
 
 
 def evaluation_batches(run: Run, shards: ShardSet, info: RankInfo) -> list[Batch]:
@@ -231,30 +238,3 @@ def cache_on_node(run: Run, path: Path, folder: Path, info: RankInfo, links: Dat
             flush=True,
         )
     return folder if path.is_dir() else folder / path.name
-
-
-class InBackground(Generic[T]):
-    """The result of a function that a thread computes meanwhile."""
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._found: T | None = None
-        self._error: BaseException | None = None
-        self._function = function
-        self._thread = threading.Thread(target=self._work, name="in background", daemon=True)
-        self._thread.start()
-
-    def result(self, *, timeout_s: float) -> T:
-        """The result, or the error of the function, raised. TimeoutError if it takes longer than `timeout_s` seconds
-        from now on."""
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            raise TimeoutError(f"it was not done within {timeout_s:g} s")
-        if self._error is not None:
-            raise self._error
-        return cast(T, self._found)
-
-    def _work(self) -> None:
-        try:
-            self._found = self._function()
-        except BaseException as error:  # raised where the result is wanted
-            self._error = error

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bert_mlperf.data.background import InBackground
 from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.mlperf.log import MlperfLog
 from bert_mlperf.model.batch import Batch
 from bert_mlperf.report.metrics import MetricsWriter
 from bert_mlperf.report.progress import Progress
 from bert_mlperf.train.evaluate import Accuracy, evaluate
-from bert_mlperf.train.loading import InBackground, StepSource
+from bert_mlperf.train.loading import StepSource
 from bert_mlperf.train.step import StepResult, TrainState, train_step
 from bert_mlperf.train.trace import StepTrace
 

@@ -11,6 +11,7 @@ from bert_mlperf.checkpoint.store import save_weights
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.process_group import RankInfo, open_process_group
 from bert_mlperf.config.system import System
+from bert_mlperf.data.background import InBackground
 from bert_mlperf.errors import UserError
 from bert_mlperf.mlperf.log import MlperfLog
 from bert_mlperf.model.tensors import tensor_specs
@@ -18,7 +19,6 @@ from bert_mlperf.report.metrics import MetricsWriter
 from bert_mlperf.report.progress import Progress
 from bert_mlperf.train import loading, setup
 from bert_mlperf.train.context import RunContext
-from bert_mlperf.train.loading import InBackground
 from bert_mlperf.train.loop import Outcome, TrainLoop, peak_over_ranks
 from bert_mlperf.train.sharding import decide_sharding
 from bert_mlperf.train.step import TrainState

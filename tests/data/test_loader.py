@@ -19,6 +19,7 @@ from bert_mlperf.data.batches import BatchPlan
 from bert_mlperf.data.loader import IndexReader, Loader, StepSamples, evaluation_samples
 from bert_mlperf.data.order import SampleOrder
 from bert_mlperf.data.samples import Samples
+from bert_mlperf.data.shard_file import ShardReader
 from bert_mlperf.data.shards import ShardSet, write_shard
 from bert_mlperf.errors import UserError
 from tests.data.files import MAX_LENGTH, VOCAB_SIZE, make_samples
@@ -213,6 +214,26 @@ class TestClose:
         loader = make_loader(shards, lambda samples, positions: release.wait(30))
         loader.close()
         assert all(thread.is_alive() and thread.daemon for thread in loader._threads)
+        release.set()
+
+
+@pytest.mark.parametrize("shards", [3], indirect=True)
+def test_a_read_that_hangs_names_the_file(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    read = ShardReader.row
+
+    def hanging(reader: ShardReader, number: int) -> Any:
+        if reader._header.path.name == "part_1_of_3.hdf5":
+            release.wait(30)
+        return read(reader, number)
+
+    monkeypatch.setattr(ShardReader, "row", hanging)
+    with make_loader(shards, sample_ids, timeout_s=0.2) as loader:
+        with pytest.raises(
+            UserError, match=r"step \d+ did not come within 0\.2 s \(it is reading .*part_1_of_3\.hdf5\)"
+        ):
+            for _ in range(20):
+                next(loader)
         release.set()
 
 

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bert_mlperf.cli import main
+from bert_mlperf.data.index import FILE_NAME
+from bert_mlperf.data.indexing import index_of
 from bert_mlperf.data.shard_file import read_header
 from tests.launch import launching
 from tests.launch.launching import ENDLESS, SHARD, Launched, tiny_system
@@ -23,9 +26,11 @@ class Ended:
     process: int  # of the rank that the test has ended, 0 if none
 
 
-def signalled(rank: int, signum: signal.Signals, *, timeout_s: int = 20) -> Callable[[Path, Path], Ended]:
+def signalled(
+    rank: int, signum: signal.Signals, *, timeout_s: int = 20, **changes: Any
+) -> Callable[[Path, Path], Ended]:
     def act(folder: Path, data: Path) -> Ended:
-        launched = Launched(folder, tiny_system(data, **ENDLESS | {"timeout_s": timeout_s}))
+        launched = Launched(folder, tiny_system(data, **ENDLESS | {"timeout_s": timeout_s} | changes))
         launched.wait_for_training()
         process = launched.rank(rank)
         os.kill(process, signum)
@@ -35,7 +40,7 @@ def signalled(rank: int, signum: signal.Signals, *, timeout_s: int = 20) -> Call
 
 
 def overwritten_shard(folder: Path, data: Path) -> Ended:
-    """Token ids become 65535 while they are mapped."""
+    """Token ids become 65535 while the file is open."""
     shutil.copytree(data, folder / "data")
     launched = Launched(folder, tiny_system(folder / "data", ranks=1, **ENDLESS))
     launched.wait_for_training()
@@ -48,11 +53,24 @@ def overwritten_shard(folder: Path, data: Path) -> Ended:
 
 
 def shortened_shard(folder: Path, data: Path) -> Ended:
-    """What is mapped is there no more: the kernel ends the rank that reads it."""
+    """What is to be read is there no more."""
     shutil.copytree(data, folder / "data")
     launched = Launched(folder, tiny_system(folder / "data", ranks=1, **ENDLESS))
     launched.wait_for_training()
     os.truncate(folder / "data" / "train" / SHARD, 0)
+    return ended(launched)
+
+
+def lost_shard(folder: Path, data: Path) -> Ended:
+    """One of two shards goes while the ranks start; with an index nobody looks before its first sample is wanted."""
+    copy = folder / "data"
+    shutil.copytree(data, copy)
+    shutil.copy(copy / "train" / SHARD, copy / "train" / "part_more.hdf5")
+    copy.joinpath("train", FILE_NAME).unlink(missing_ok=True)  # of another scenario, of the one shard
+    index_of(copy / "train")
+    launched = Launched(folder, tiny_system(copy, **ENDLESS))
+    launched.wait_until(lambda: launched.results.joinpath("run_0", "context.json").exists(), "a context")
+    copy.joinpath("train", "part_more.hdf5").unlink()
     return ended(launched)
 
 
@@ -70,6 +88,8 @@ def ended(launched: Launched, process: int = 0) -> Ended:
 SCENARIOS = {
     "hanging rank 1": signalled(1, signal.SIGSTOP, timeout_s=6),  # first: it takes longest and uses no processor
     "SIGKILL of rank 1": signalled(1, signal.SIGKILL),
+    "SIGKILL of rank 1 that exchanges samples": signalled(1, signal.SIGKILL, read="exchange"),
+    "lost shard": lost_shard,
     "SIGKILL of rank 0": signalled(0, signal.SIGKILL),
     "SIGTERM of rank 1": signalled(1, signal.SIGTERM),
     "overwritten shard": overwritten_shard,
@@ -133,9 +153,22 @@ def test_an_overwritten_shard_is_named(scenarios: dict[str, Ended]) -> None:
     assert launching.run_stop_status(scenario.launched.log) == "aborted"
 
 
+def test_a_rank_that_is_killed_while_samples_are_exchanged_is_named(scenarios: dict[str, Ended]) -> None:
+    scenario = scenarios["SIGKILL of rank 1 that exchanges samples"]
+    error = the_error(scenario, code=1)
+    assert error.startswith(f"error: rank 1 (process {scenario.process}) was killed by SIGKILL")
+
+
+def test_a_shard_that_is_lost_is_named(scenarios: dict[str, Ended]) -> None:
+    scenario = scenarios["lost shard"]
+    error = the_error(scenario, code=2)
+    assert f"{scenario.launched.folder / 'data' / 'train' / 'part_more.hdf5'}, which" in error
+    assert "is not there; put it back" in error
+
+
 def test_a_shard_that_becomes_shorter_while_it_is_read(scenarios: dict[str, Ended]) -> None:
-    assert "rank 0" in the_error(scenarios["shortened shard"], code=1)
-    assert "was killed by SIGBUS" in the_error(scenarios["shortened shard"], code=1)
+    error = the_error(scenarios["shortened shard"], code=2)
+    assert "rank 0" in error and f"{SHARD} has become shorter since it was opened" in error
     launching.events(scenarios["shortened shard"].launched.log)  # whole lines
 
 

@@ -23,7 +23,7 @@ class Runs:
 
     twice: Launched  # --runs 2, seeds from the OS
     kept: Launched  # --save, 1 node x 2 ranks
-    nodes: tuple[Launched, Launched]  # 2 nodes x 1 rank, the same as `kept` otherwise
+    nodes: tuple[Launched, Launched]  # 2 nodes x 1 rank, which exchange samples; the same as `kept` otherwise
     together: tuple[Launched, Launched]  # at the same time on the same folder of results
     before: dict[str, tuple[bytes, int] | None]  # that folder before they started
 
@@ -37,6 +37,7 @@ def free_port() -> int:
 def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Runs:
     root = tmp_path_factory.mktemp("runs")
     nodes = tiny_system(data, ranks=1, micro_batch_size=4, master_port=free_port()) | {"number_of_nodes": "2"}
+    nodes["run"] |= {"read": "exchange", "cache": "node", "cache_folder": str(root), "loader_workers": 2}
     nodes["run"]["recipe"]["beta_1"] = 0.8
     shared = root / "together" / "results" / "tiny" / "bert"
     (shared / "run_1").mkdir(parents=True)
