@@ -59,6 +59,7 @@ def launch(
     with raising_when_stopped():
         check_devices(resolved)
         say(f"kernels  {chosen_kernels(resolved.run)}")
+        check_loader(resolved.run)
         inputs = prepare_inputs(resolved, node=place.node)
         save_dir = None if save is None else open_folder(save, option="--save")
         results_dir = open_folder(results / resolved.name / "bert", option="--results")
@@ -147,6 +148,16 @@ def chosen_kernels(run: Run) -> str:
     if len(kinds) == 1:
         return kinds[0]
     return ", ".join(f"{kind} ({', '.join(k for k, v in names.items() if v == kind)})" for kind in kinds)
+
+
+def check_loader(run: Run) -> None:
+    """Raises UserError if `run.loader` cannot be had."""
+    import torch
+
+    from bert_mlperf.train.loading import choose_loader
+    from bert_mlperf.train.setup import wants_cuda
+
+    choose_loader(run, torch.device("cuda" if wants_cuda(run) else "cpu"))
 
 
 def open_folder(folder: Path, *, option: str) -> Path:

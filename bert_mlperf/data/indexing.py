@@ -63,10 +63,15 @@ def inspect_own_files(
             continue
         file = path / indexed.name
         if not file.is_file():
-            raise UserError(f"{file}, which {index.where} lists and a rank of this node is to read, is not there.")
+            raise UserError(
+                f"{file}, which {index.where} lists and a rank of this node is to read, is not there; put it there."
+            )
         part = open_part(file, detect_layout(file))
         if indexed_file(part) != indexed:
-            raise UserError(f"{file} is another file than the one that {index.where} was made of; put that back.")
+            raise UserError(
+                f"{file} is another file than the one that {index.where} was made of; put that back, or remove "
+                "the index."
+            )
         vocab_sizes.append(part.inspect(vocab_size=vocab_size, max_length=max_length, verify=False).vocab_size)
     return DataSummary(
         path=path,

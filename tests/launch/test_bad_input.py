@@ -17,6 +17,7 @@ import torch
 
 from bert_mlperf.cli import main
 from bert_mlperf.config.system import load_system
+from bert_mlperf.data.index import FILE_NAME, IndexedFile, SampleIndex, write_index
 from bert_mlperf.data.shard_file import read_header
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.launch import prepare_inputs
@@ -73,6 +74,9 @@ def the_sentence(stderr: str) -> str:
             ["model.max_position_embeddings=39"],
             [SHARD, "40 tokens", "39", "--max-seq-length 39 or choose"],
         ),
+        (["cache=node", "cache_folder=/nowhere"], ["run.cache_folder /nowhere cannot be used", "give a folder"]),
+        (["balance=best"], ["run.balance is", 'expected "none", "strided" or "snake"']),
+        (["loader_workers=0"], ["run.loader_workers is 0", "expected a whole number"]),
         (["division=closed"], ["division closed demands bert-large in run.model, got bert-tiny-test", "set division"]),
         (
             ["number_of_nodes=2", "micro_batch_size=2", "master_port=29511"],
@@ -377,3 +381,24 @@ def test_model_of_the_tests_is_the_one_of_the_data(data: Path) -> None:
     """Else the tests above would pass for the wrong reason."""
     assert TINY_MODEL.vocab_size == 61
     assert TINY_MODEL.max_position_embeddings == 40
+
+
+def test_dali_that_is_missing_is_refused_if_it_is_asked_for(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bert_mlperf.train.loading.dali_missing", lambda: "DALI is not installed")
+    files.write(tmp_path, tiny_system(data), "tiny.json")
+    sentence = refusal(capsys, tmp_path, "--set", "loader=dali")
+    assert "run.loader is dali, but DALI is not installed; install the extra dali-cuda12" in sentence
+
+
+def test_an_index_of_other_shards_is_refused(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    train = tmp_path / "data" / "train"
+    counts = np.ones(200, np.uint16)
+    write_index(train / FILE_NAME, SampleIndex((IndexedFile(SHARD, 200, "0" * 64),), counts, counts))
+    files.write(tmp_path, tiny_system(tmp_path / "data"), "tiny.json")
+    sentence = refusal(capsys, tmp_path)
+    assert f"{train / FILE_NAME} does not belong to the samples of {train}" in sentence and "remove it" in sentence
+    sentence = refusal(capsys, tmp_path, "--set", "read=exchange")
+    assert f"{train / SHARD} is another file than the one that" in sentence and "or remove the index" in sentence

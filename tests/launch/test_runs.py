@@ -1,6 +1,7 @@
 """Whole runs through the command line: what they leave behind, several at a time, several nodes, kept weights."""
 
 import json
+import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Runs:
     root = tmp_path_factory.mktemp("runs")
-    nodes = tiny_system(data, ranks=1, micro_batch_size=4, master_port=free_port()) | {"number_of_nodes": "2"}
+    shutil.copytree(data, root / "data")  # an index will lie there
+    nodes = tiny_system(root / "data", ranks=1, micro_batch_size=4, master_port=free_port()) | {"number_of_nodes": "2"}
     nodes["run"] |= {"read": "exchange", "cache": "node", "cache_folder": str(root), "loader_workers": 2}
     nodes["run"]["recipe"]["beta_1"] = 0.8
     shared = root / "together" / "results" / "tiny" / "bert"
