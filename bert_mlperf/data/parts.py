@@ -12,7 +12,8 @@ import numpy as np
 
 from bert_mlperf.data.published import ROWS, count_published, detect_layout, iter_published, read_published
 from bert_mlperf.data.samples import Samples, check_token_ids
-from bert_mlperf.data.shard_file import LAYOUT, ShardHeader, ShardReader, canonical, digest, map_samples, read_header
+from bert_mlperf.data.shard_file import LAYOUT, ShardHeader, canonical, digest, map_samples, read_header
+from bert_mlperf.data.shard_reader import ShardReader
 from bert_mlperf.errors import UserError
 
 _SUFFIXES = {".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords"}

@@ -14,7 +14,8 @@ from bert_mlperf.data.index import IndexedFile, SampleIndex, read_index
 from bert_mlperf.data.parts import MappedPart, Part, open_part, open_parts
 from bert_mlperf.data.published import detect_layout
 from bert_mlperf.data.samples import Row, Samples, join_rows
-from bert_mlperf.data.shard_file import ShardReader, write_shard
+from bert_mlperf.data.shard_file import write_shard
+from bert_mlperf.data.shard_reader import ShardReader
 from bert_mlperf.errors import UserError
 
 __all__ = ["DataSummary", "ShardSet", "inspect_shards", "write_shard"]

@@ -19,7 +19,7 @@ from bert_mlperf.data.batches import BatchPlan
 from bert_mlperf.data.loader import IndexReader, Loader, StepSamples, evaluation_samples
 from bert_mlperf.data.order import SampleOrder
 from bert_mlperf.data.samples import Samples
-from bert_mlperf.data.shard_file import ShardReader
+from bert_mlperf.data.shard_reader import ShardReader
 from bert_mlperf.data.shards import ShardSet, write_shard
 from bert_mlperf.errors import UserError
 from tests.data.files import MAX_LENGTH, VOCAB_SIZE, make_samples
@@ -28,11 +28,11 @@ NUM_SAMPLES = 50
 Collate = Callable[[Samples, np.ndarray], Any]
 
 
-@pytest.fixture(params=[1, 2, 3], ids=["1 file", "2 files", "3 files"])
+@pytest.fixture(params=[1, 2, 3, 7], ids=["1 file", "2 files", "3 files", "7 files"])
 def shards(request: pytest.FixtureRequest, tmp_path: Path) -> ShardSet:
-    """50 samples in one, two or three files of different sizes; sample i has the label of its own: i + 3 tokens."""
+    """50 samples in one to seven files of different sizes; sample i has the label of its own: i + 3 tokens."""
     samples = make_samples(np.arange(NUM_SAMPLES) + 3)
-    borders = [0, *[17, 20][: request.param - 1], NUM_SAMPLES]
+    borders = [0, *[17, 20, 21, 30, 42, 48][: request.param - 1], NUM_SAMPLES]
     for i in range(request.param):
         part = samples.take(np.arange(borders[i], borders[i + 1]))
         write_shard(tmp_path / f"part_{i}_of_{request.param}.hdf5", part, vocab_size=VOCAB_SIZE)
