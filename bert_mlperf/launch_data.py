@@ -27,6 +27,7 @@ def check_data(resolved: ResolvedSystem, *, node: int = 0) -> tuple[DataSummary,
     if run.read == "exchange" and path.is_dir() and beside(path).is_file():
         train = _inspect_own(resolved, path, node, size)
     else:
+        _check_all_here(path)
         train = inspect_shards(path, min_samples=run.recipe.global_batch_size, verify=run.cache == "none", **size)
     evaluation = inspect_shards(_data_path("eval", run.data.eval), min_samples=1, **size)
     if run.cache == "node":
@@ -37,6 +38,19 @@ def check_data(resolved: ResolvedSystem, *, node: int = 0) -> tuple[DataSummary,
             f"{evaluation.vocab_size:,}, expected the same; make both with one vocabulary (prep examples, prep eval)."
         )
     return train, evaluation
+
+
+def _check_all_here(path: Path) -> None:
+    """Raises UserError if a file that the index beside the samples lists is not there."""
+    if not path.is_dir() or not beside(path).is_file():
+        return
+    index = read_checked(beside(path))
+    missing = [file.name for file in index.files if not (path / file.name).is_file()]
+    if missing:
+        raise UserError(
+            f"{path / missing[0]}, which {index.where} lists, is not there ({len(missing)} of {len(index.files)} "
+            "shards are missing); put them there, or set run.read=exchange if every node holds the shards of its own ranks."
+        )
 
 
 def _inspect_own(resolved: ResolvedSystem, path: Path, node: int, size: dict[str, Any]) -> DataSummary:

@@ -1,6 +1,7 @@
 """The loader on gloo ranks: every way of reading brings the same batches."""
 
 import hashlib
+import shutil
 from itertools import product
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import torch
 from bert_mlperf.comm.control import Control
 from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.data.dali import dali_missing
+from bert_mlperf.data.exchange import own_files
+from bert_mlperf.data.index import read_index
+from bert_mlperf.data.indexing import index_of
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.model.batch import TENSOR_DTYPES, Batch
 from bert_mlperf.train import loading
@@ -41,7 +45,9 @@ def digest(batch: Batch) -> str:
     return total.hexdigest()
 
 
-def digests(control: Control, folder: Path, loader: str, read: str, workers: int) -> list[list[str]]:
+def digests(
+    control: Control, folder: Path, loader: str, read: str, workers: int, index: str | None = None
+) -> list[list[str]]:
     """Of the micro-batches of this rank, step by step."""
     run = small_run(
         ranks_per_node=control.world_size,
@@ -52,7 +58,7 @@ def digests(control: Control, folder: Path, loader: str, read: str, workers: int
     )
     info = RankInfo(control.rank, control.rank, control.world_size)
     links = loading.DataLinks.open(run, info, CPU)
-    shards = loading.open_shards(run, folder)
+    shards = loading.open_shards(run, folder, index=index)
     with loading.open_loader(run, shards, info, CPU, order_seed=5, links=links) as steps:
         found = [[digest(batch) for batch in next(steps).micro_batches] for _ in range(STEPS)]
         control.sum(torch.zeros(1))
@@ -73,3 +79,20 @@ def test_all_ways_bring_the_same_batches(folder: Path, world_size: int) -> None:
             assert found == expected, way
         seen.update(found for step in expected for found in step)
     assert len(seen) == STEPS * 2 * world_size  # all different
+
+
+def apart(control: Control, folder: Path) -> list[list[str]]:
+    """Exchange by ranks that see the index and their own shards only."""
+    index, own = index_of(folder), folder / f"of_rank_{control.rank}_of_{control.world_size}"
+    own.mkdir()
+    for name in own_files(read_index(index), rank=control.rank, world_size=control.world_size):
+        shutil.copy(folder / name, own)
+    assert len(list(own.iterdir())) < 3
+    return digests(control, own, "torch", "exchange", 1, str(index))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_that_see_only_their_own_shards(folder: Path, world_size: int) -> None:
+    index_of(folder)
+    expected = run_ranks(world_size, digests, folder, "torch", "index", 1)
+    assert run_ranks(world_size, apart, folder) == expected

@@ -18,6 +18,7 @@ import torch
 from bert_mlperf.cli import main
 from bert_mlperf.config.system import load_system
 from bert_mlperf.data.index import FILE_NAME, IndexedFile, SampleIndex, write_index
+from bert_mlperf.data.indexing import index_of
 from bert_mlperf.data.shard_file import read_header
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.launch import prepare_inputs
@@ -402,3 +403,19 @@ def test_an_index_of_other_shards_is_refused(tmp_path: Path, data: Path, capsys:
     assert f"{train / FILE_NAME} does not belong to the samples of {train}" in sentence and "remove it" in sentence
     sentence = refusal(capsys, tmp_path, "--set", "read=exchange")
     assert f"{train / SHARD} is another file than the one that" in sentence and "or remove the index" in sentence
+
+
+def test_shards_that_the_index_lists_and_that_are_elsewhere(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    train = tmp_path / "data" / "train"
+    shutil.copy(train / SHARD, train / "part_more.hdf5")
+    index_of(train)
+    (train / "part_more.hdf5").unlink()
+    files.write(tmp_path, tiny_system(tmp_path / "data"), "tiny.json")
+    sentence = refusal(capsys, tmp_path)
+    assert f"{train / 'part_more.hdf5'}, which" in sentence and "(1 of 2 shards are missing)" in sentence
+    assert "set run.read=exchange if every node holds the shards of its own ranks" in sentence
+    sentence = refusal(capsys, tmp_path, "--set", "read=exchange")  # both ranks are of this node
+    assert "a rank of this node is to read, is not there" in sentence
