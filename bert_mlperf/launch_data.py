@@ -49,7 +49,7 @@ def _check_all_here(path: Path) -> None:
     if missing:
         raise UserError(
             f"{path / missing[0]}, which {index.where} lists, is not there ({len(missing)} of {len(index.files)} "
-            "shards are missing); put them there, or set run.read=exchange if every node holds the shards of its own ranks."
+            "shards are missing); put them there, or set run.read=exchange if every node holds the shards of its ranks."
         )
 
 

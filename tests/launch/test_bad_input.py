@@ -416,6 +416,6 @@ def test_shards_that_the_index_lists_and_that_are_elsewhere(
     files.write(tmp_path, tiny_system(tmp_path / "data"), "tiny.json")
     sentence = refusal(capsys, tmp_path)
     assert f"{train / 'part_more.hdf5'}, which" in sentence and "(1 of 2 shards are missing)" in sentence
-    assert "set run.read=exchange if every node holds the shards of its own ranks" in sentence
+    assert "set run.read=exchange if every node holds the shards of its ranks" in sentence
     sentence = refusal(capsys, tmp_path, "--set", "read=exchange")  # both ranks are of this node
     assert "a rank of this node is to read, is not there" in sentence
