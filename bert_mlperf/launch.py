@@ -257,15 +257,17 @@ def cache_folder(run: Run) -> Iterator[str | None]:
     if run.cache == "none":
         yield None
         return
-    try:
-        folder = tempfile.TemporaryDirectory(dir=run.cache_folder, prefix="bert-mlperf-")
-    except OSError as error:
-        raise UserError(
-            f"nothing can be written to run.cache_folder {run.cache_folder} ({error.strerror}): give another folder in "
-            "memory or on a local disk of this node"
-        ) from error
-    with folder:
-        yield folder.name
+    from bert_mlperf.data.node_cache import run_folder as cache_run_folder
+
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(cache_run_folder(Path(run.cache_folder)))
+        except OSError as error:
+            raise UserError(
+                f"nothing can be written to run.cache_folder {run.cache_folder} ({error.strerror}): give another "
+                "folder in memory or on a local disk of this node"
+            ) from error
+        yield str(folder)
 
 
 def claim_result(results: Path) -> tuple[Path, Path]:

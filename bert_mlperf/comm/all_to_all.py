@@ -26,6 +26,9 @@ class AllToAll:
         self._group = None
         if self.world_size > 1:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_s))
+            for _ in range(2):  # over each group once, so that both are connected before the clock starts
+                self(self.world_size * [np.zeros(1, np.uint8)], self.world_size * [1])
+            self.first = True
 
     def __call__(self, outgoing: Sequence[np.ndarray], sizes: Sequence[int]) -> Sequence[np.ndarray]:
         """`outgoing[r]` (uint8) goes to rank r; returns uint8 [sizes[r]] from each rank r. RuntimeError if a rank is
@@ -55,6 +58,7 @@ class NodeShare:
                 for first in range(ranks_per_node)
             ]
             self._group = groups[rank % ranks_per_node]
+            self(np.zeros(1, np.uint8))  # connected before the clock starts
 
     def __call__(self, chunk_C: np.ndarray) -> np.ndarray:
         """uint8 [nodes, C] of `chunk_C`, uint8 [C], as each node has it; C is the same on all."""

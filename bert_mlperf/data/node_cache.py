@@ -5,9 +5,12 @@ rank, each node reads every n-th, and an all-gather among the ranks with this lo
 node writes all chunks into a folder of its own, in memory or on a local disk.
 """
 
+import fcntl
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import numpy as np
 from bert_mlperf.errors import UserError
 
 CHUNK_BYTES = 16 << 20
+_PREFIX, _LOCK = "bert-mlperf-cache-", ".lock"
 
 Share = Callable[[np.ndarray], np.ndarray]
 """uint8 [C] -> uint8 [nodes, C]: that of each node; C is the same on all of them."""
@@ -48,10 +52,11 @@ def fill_node_cache(
     local_rank: int,
     ranks_per_node: int,
     share: Share,
+    progress: Callable[[float], None],
     chunk_bytes: int = CHUNK_BYTES,
 ) -> NodeCache:
     """This rank's part of copying `files` into `folder`, under their names. The copies are whole when all ranks have
-    come back, which the caller waits for.
+    come back, which the caller waits for. `progress` hears after each chunk which share of the work is done.
 
     Raises UserError, naming the file, if one cannot be read, is shorter than its size or cannot be written. A rank that
     raises leaves the others in `share`, which gives up after a time.
@@ -62,7 +67,8 @@ def fill_node_cache(
         _make(copy, size)
     chunk_bytes = max(1, min(chunk_bytes, -(-sum(sizes) // (nodes * ranks_per_node))))  # all take part
     read = 0
-    for turn in turns(sizes, chunk_bytes, nodes=nodes, local_rank=local_rank, ranks_per_node=ranks_per_node):
+    planned = turns(sizes, chunk_bytes, nodes=nodes, local_rank=local_rank, ranks_per_node=ranks_per_node)
+    for number, turn in enumerate(planned, start=1):
         own = np.zeros(chunk_bytes, dtype=np.uint8)
         filled = 0
         for piece in turn[node]:
@@ -72,6 +78,7 @@ def fill_node_cache(
         shared = share(own) if nodes > 1 else own[None]
         for chunk, pieces in zip(shared, turn, strict=True):
             _write(copies, pieces, chunk)
+        progress(number / len(planned))
     return NodeCache(copies, read, sum(sizes))
 
 
@@ -99,6 +106,24 @@ def cut(sizes: Sequence[int], chunk_bytes: int) -> list[list[Piece]]:
             chunks[-1].append(Piece(file, start, taken))
             start, free = start + taken, free - taken
     return chunks
+
+
+@contextmanager
+def run_folder(parent: Path) -> Iterator[Path]:
+    """A folder in `parent` for the copies of one run, removed in the end; what runs that were killed left there goes
+    first. A lock tells theirs from those in use, on whatever machine or in whatever container. OSError if it cannot be
+    made."""
+    for old in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError), open(old / _LOCK, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))
+    try:
+        with open(folder / _LOCK, "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_space(files: Sequence[Path], folder: Path) -> None:

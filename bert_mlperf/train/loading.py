@@ -54,7 +54,7 @@ class DataLinks:
 
     @classmethod
     def open(cls, run: Run, info: RankInfo, device: torch.device) -> "DataLinks":
-        """Those that `run` needs. Every rank calls it."""
+        """Those that `run` needs, connected. Every rank calls it."""
         all_to_all = share = None
         if run.read == "exchange":
             all_to_all = AllToAll(info.world_size, device, run.timeout_s)
@@ -219,6 +219,14 @@ def cache_on_node(run: Run, path: Path, folder: Path, info: RankInfo, links: Dat
     to be read. Rank 0 says what was read and how long it took. Every rank calls it."""
     assert links.share is not None
     nodes, started = info.world_size // run.ranks_per_node, time.perf_counter()
+    told = started
+
+    def tell(share: float) -> None:
+        nonlocal told
+        if info.rank == 0 and time.perf_counter() - told >= run.progress_interval_s:
+            told = time.perf_counter()
+            print(f"cache    {share:.0%} of the shards, {told - started:.0f} s", file=sys.stderr, flush=True)
+
     filled = fill_node_cache(
         find_shards(path),
         folder,
@@ -227,6 +235,7 @@ def cache_on_node(run: Run, path: Path, folder: Path, info: RankInfo, links: Dat
         local_rank=info.rank % run.ranks_per_node,
         ranks_per_node=run.ranks_per_node,
         share=links.share,
+        progress=tell,
     )
     read = torch.tensor([filled.bytes_read], device=links.share.device)
     control.sum(read)  # behind it every rank has written its pieces

@@ -1,7 +1,7 @@
 """The shared copy of the shards; nodes and their ranks are threads here."""
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_mlperf.data import node_cache
-from bert_mlperf.data.node_cache import NodeCache, Piece, check_space, cut, fill_node_cache, turns
+from bert_mlperf.data.node_cache import NodeCache, Piece, check_space, cut, fill_node_cache, run_folder, turns
 from bert_mlperf.errors import UserError
 
 SECONDS = 20
@@ -23,6 +23,7 @@ class Nodes:
         self.nodes, self.ranks_per_node = nodes, ranks_per_node
         self._barriers = [threading.Barrier(nodes) for _ in range(ranks_per_node)]
         self._chunks: dict[tuple[int, int], np.ndarray] = {}
+        self.heard: dict[tuple[int, int], list[float]] = defaultdict(list)
 
     def share(self, node: int, local_rank: int) -> Callable[[np.ndarray], np.ndarray]:
         def shared(chunk: np.ndarray) -> np.ndarray:
@@ -48,6 +49,7 @@ class Nodes:
                     local_rank=local_rank,
                     ranks_per_node=self.ranks_per_node,
                     share=self.share(node, local_rank),
+                    progress=self.heard[node, local_rank].append,
                     **options,
                 )
             except BaseException as error:
@@ -81,7 +83,9 @@ def test_every_node_has_a_copy_and_every_byte_was_read_once(
     tmp_path: Path, nodes: int, ranks_per_node: int, sizes: list[int], chunk: int
 ) -> None:
     files = write_files(tmp_path, sizes)
-    found = Nodes(nodes, ranks_per_node).fill(files, tmp_path / "cache", chunk_bytes=chunk)
+    all_nodes = Nodes(nodes, ranks_per_node)
+    found = all_nodes.fill(files, tmp_path / "cache", chunk_bytes=chunk)
+    assert all(heard == sorted(heard) and heard[-1:] in ([], [1.0]) for heard in all_nodes.heard.values())
     assert sum(cache.bytes_read for cache in found) == sum(sizes)
     assert max(c.bytes_read for c in found) - min(c.bytes_read for c in found) <= min(chunk, sum(sizes))
     for node in range(nodes):
@@ -121,6 +125,22 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     with pytest.raises(UserError, match=r"cache/0/part_0 cannot be written"):
         Nodes(1, 1).fill(write_files(tmp_path, [10]), tmp_path / "cache")
+
+
+def test_the_folder_of_a_run_goes_with_it_and_takes_leftovers_along(tmp_path: Path) -> None:
+    with run_folder(tmp_path) as first:
+        (first / "copy").write_bytes(b"x")
+        with run_folder(tmp_path) as second:
+            assert first != second and (first / "copy").exists()  # in use by another run
+        assert not second.exists()
+    assert list(tmp_path.iterdir()) == []
+    killed = tmp_path / "bert-mlperf-cache-killed"
+    killed.mkdir()
+    (killed / ".lock").touch()
+    other = tmp_path / "bert-mlperf-cache-of-somebody"
+    other.mkdir()  # no lock: not ours
+    with run_folder(tmp_path) as folder:
+        assert sorted(tmp_path.iterdir()) == sorted([folder, other])
 
 
 def test_room_is_looked_for_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
