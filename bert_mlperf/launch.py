@@ -32,6 +32,7 @@ class Inputs:
     train: Path
     train_index: Path | None
     evaluation: Path
+    digests: tuple[str, str]  # of the training and the evaluation samples
     checkpoint: Path | None
 
 
@@ -176,7 +177,7 @@ def open_folder(folder: Path, *, option: str) -> Path:
 
 def prepare_inputs(resolved: ResolvedSystem, *, node: int = 0) -> Inputs:
     """Makes the demo data if the system uses it, and checks data and checkpoint before any rank starts."""
-    from bert_mlperf.launch_data import check_data, train_index, warnings
+    from bert_mlperf.launch_data import check_data, digest, train_index, warnings
 
     run, config = resolved.run, resolved.run.model
     train, evaluation = check_data(resolved, node=node)
@@ -192,7 +193,11 @@ def prepare_inputs(resolved: ResolvedSystem, *, node: int = 0) -> Inputs:
     say(f"data     eval  {evaluation}")
     say(f"weights  {'drawn from the seed' if checkpoint is None else checkpoint}")
     return Inputs(
-        train.path.resolve(), None if index is None else index.resolve(), evaluation.path.resolve(), checkpoint
+        train=train.path.resolve(),
+        train_index=None if index is None else index.resolve(),
+        evaluation=evaluation.path.resolve(),
+        digests=(digest(train), digest(evaluation)),
+        checkpoint=checkpoint,
     )
 
 
@@ -210,6 +215,7 @@ def run_once(
             system=resolved.system.model_dump(by_alias=True),
             train_data=str(inputs.train),
             eval_data=str(inputs.evaluation),
+            data_digests=list(inputs.digests),
             checkpoint=None if inputs.checkpoint is None else str(inputs.checkpoint),
             evaluation_points=resolved.evaluation_points,
             threads_per_rank=resolved.threads_per_rank,

@@ -1,5 +1,6 @@
 """The data of a run, found and checked before any rank starts. The launcher imports this when it is needed."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def check_data(resolved: ResolvedSystem, *, node: int = 0) -> tuple[DataSummary,
     run, config = resolved.run, resolved.run.model
     size: dict[str, Any] = {"vocab_size": config.vocab_size, "max_length": config.max_position_embeddings}
     path = _data_path("train", run.data.train)
-    if run.read == "exchange" and path.is_dir() and beside(path).is_file():
+    if run.read == "exchange" and run.cache == "none" and path.is_dir() and beside(path).is_file():
         train = _inspect_own(resolved, path, node, size)
     else:
         _check_all_here(path)
@@ -49,7 +50,8 @@ def _check_all_here(path: Path) -> None:
     if missing:
         raise UserError(
             f"{path / missing[0]}, which {index.where} lists, is not there ({len(missing)} of {len(index.files)} "
-            "shards are missing); put them there, or set run.read=exchange if every node holds the shards of its ranks."
+            "shards are missing); put them there, or set run.read=exchange and run.cache=none if every node holds the "
+            "shards of its ranks."
         )
 
 
@@ -74,11 +76,19 @@ def _inspect_own(resolved: ResolvedSystem, path: Path, node: int, size: dict[str
 def train_index(run: Run, train: DataSummary) -> Path | None:
     """The file of the index that the ranks are to use; None where they make one in memory. Raises UserError if the one
     that is there does not belong to the samples."""
-    if run.read == "exchange" and beside(train.path).is_file():
+    if run.read == "exchange" and train.path.is_dir() and beside(train.path).is_file():
         return beside(train.path)
     if run.read == "index" and train.num_samples < FROM_SAMPLES and not beside(train.path).is_file():
         return None
     return index_of(train.path)
+
+
+def digest(summary: DataSummary) -> str:
+    """What must be the same on all nodes, hex. An index does not know the content of published layouts, so there it is
+    the counts."""
+    content = "" if summary.vocab_size is None else summary.fingerprint
+    counts = (summary.num_samples, summary.num_tokens, summary.num_masked)
+    return hashlib.sha256(repr([content, *counts]).encode()).hexdigest()
 
 
 def warnings(resolved: ResolvedSystem, train: DataSummary) -> list[str]:

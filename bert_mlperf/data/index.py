@@ -122,11 +122,14 @@ def read_index(path: Path, *, verify: bool = False) -> SampleIndex:
             masked_counts,
             where=str(path),
         )
+        for file in index.files:
+            if file.num_samples < 0 or file.name != Path(file.name).name:
+                raise ValueError(f"it lists {file.num_samples} samples in {file.name!r}")
         if not len(lengths) == len(masked_counts) == index.num_samples:
             raise ValueError("its arrays do not have one value a sample")
         if verify and _digest({"lengths": lengths, "masked_counts": masked_counts, "files": listed}) != expected:
             raise ValueError("its content does not match its sha256")
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         told = " ".join(str(error).split())
         raise UserError(
             f"{path} is no index of samples or damaged ({told}); remove it, and it is made anew by the next run."

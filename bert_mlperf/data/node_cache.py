@@ -19,6 +19,7 @@ import numpy as np
 from bert_mlperf.errors import UserError
 
 CHUNK_BYTES = 16 << 20
+_BLOCK = 4096  # bytes in which file systems give room
 _PREFIX, _LOCK = "bert-mlperf-cache-", ".lock"
 
 Share = Callable[[np.ndarray], np.ndarray]
@@ -110,35 +111,42 @@ def cut(sizes: Sequence[int], chunk_bytes: int) -> list[list[Piece]]:
 
 @contextmanager
 def run_folder(parent: Path) -> Iterator[Path]:
-    """A folder in `parent` for the copies of one run, removed in the end; what runs that were killed left there goes
-    first. A lock tells theirs from those in use, on whatever machine or in whatever container. OSError if it cannot be
-    made."""
+    """A folder in `parent` for the copies of one run, removed in the end. OSError if it cannot be made."""
+    making = Path(tempfile.mkdtemp(dir=parent, prefix=".making-"))
+    folder = parent / f"{_PREFIX}{making.name.removeprefix('.making-')}"
+    try:
+        with open(making / _LOCK, "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            making.rename(folder)  # under its name it is never without its lock
+            yield folder
+    finally:
+        for left in (making, folder):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def sweep(parent: Path) -> None:
+    """Removes what runs that were killed left in `parent`. A lock tells it from what is in use, on whatever machine or
+    in whatever container."""
     for old in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError), open(old / _LOCK, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))
-    try:
-        with open(folder / _LOCK, "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_space(files: Sequence[Path], folder: Path) -> None:
-    """Raises UserError unless `folder` is there and has room for `files`."""
+    """Raises UserError unless `folder` is there and has room for `files`; leftovers in it go first."""
+    sweep(folder)
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         raise UserError(
             f"run.cache_folder {folder} cannot be used ({error.strerror}); give a folder in memory or on a local disk."
         ) from error
-    needed = sum(_size(file) for file in files)
+    needed = sum(-(-_size(file) // _BLOCK) * _BLOCK for file in files)
     if needed > free:
         raise UserError(
-            f"run.cache_folder {folder} has {free / 1e6:,.0f} MB free, the training shards have {needed / 1e6:,.0f} "
-            "MB; give another folder or set run.cache=none."
+            f"run.cache_folder {folder} has {free / 1e6:,.2f} MB free, the training shards take "
+            f"{needed / 1e6:,.2f} MB; give another folder or set run.cache=none."
         )
 
 

@@ -1,7 +1,7 @@
 """What the launcher tells the ranks of one run: a JSON file beside the log."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bert_mlperf.errors import UserError
@@ -22,6 +22,7 @@ class RunContext:
     result_file: str | None
     cache_cleared: bool
     cache_note: str
+    data_digests: list[str] = field(default_factory=list)  # hex, of train and eval; the same on all nodes
     train_index: str | None = None  # file of the index of the training samples; without it they are all looked at
     cache_dir: str | None = None  # folder on this node for run.cache
     save_dir: str | None = None

@@ -61,9 +61,10 @@ def initialise(
     open_process_group(info, device, timeout_s=run.timeout_s)
     control = Control(rank=info.rank, world_size=info.world_size)
     seed = setup.shared_seed(context.seed, control, device)
-    for node, done in enumerate(setup.flag_of_each_node(context.cache_cleared, run, info, control, device)):
+    for node, done in enumerate(setup.of_each_node(context.cache_cleared, run, info, control, device)):
         if node > 0:  # that of node 0 was logged first of all
-            log.cache_clear(done=done, reason=f"as node {node} told")
+            log.cache_clear(done=bool(done), reason=f"as node {node} told")
+    setup.check_same_data(context.data_digests, run, info, control, device)
     log.submission(system)
     log.hyperparameters(run, seed)
     plan = decide_sharding(run, control, device, folder=Path(context.run_dir))

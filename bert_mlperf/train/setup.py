@@ -53,13 +53,25 @@ def shared_seed(seed: int, control: Control, device: torch.device) -> int:
     return int(seed_1.item())
 
 
-def flag_of_each_node(value: bool, run: Run, info: RankInfo, control: Control, device: torch.device) -> list[bool]:
+def of_each_node(value: int, run: Run, info: RankInfo, control: Control, device: torch.device) -> list[int]:
     """`value` as the first rank of each node has it, in the order of the nodes; the same list on every rank."""
-    flags = torch.zeros(info.world_size // run.ranks_per_node, dtype=torch.int64, device=device)
+    values = torch.zeros(info.world_size // run.ranks_per_node, dtype=torch.int64, device=device)
     if info.rank % run.ranks_per_node == 0:
-        flags[info.rank // run.ranks_per_node] = value
-    control.sum(flags)
-    return [bool(flag) for flag in flags.tolist()]
+        values[info.rank // run.ranks_per_node] = value
+    control.sum(values)
+    return [int(value) for value in values.tolist()]
+
+
+def check_same_data(digests: list[str], run: Run, info: RankInfo, control: Control, device: torch.device) -> None:
+    """Raises UserError if nodes have other samples than node 0. `digests` are hex, of train and eval."""
+    for name, digest in zip(("train", "eval"), digests, strict=False):
+        found = of_each_node(int(digest[:12], 16), run, info, control, device)
+        for node, value in enumerate(found):
+            if value != found[0]:
+                raise UserError(
+                    f"run.data.{name} holds other samples on node {node} than on node 0 (digest {value:012x}, expected "
+                    f"{found[0]:012x}); copy the same shards, and the same index if there is one, to all nodes"
+                )
 
 
 def derived_seed(seed: int, purpose: str, rank: int = 0) -> int:

@@ -136,6 +136,14 @@ def test_damage_is_refused_in_one_sentence(folder: Path) -> None:
         read_index(path)
 
 
+@pytest.mark.parametrize("name, count", [("../a", 6), ("a", -1), ("/a", 6)])
+def test_files_that_cannot_be_are_refused(tmp_path: Path, name: str, count: int) -> None:
+    files = (IndexedFile(name, count, ""), IndexedFile("b", 6 - count, ""))
+    write_index(tmp_path / "i", SampleIndex(files, SAMPLES.lengths, SAMPLES.masked_counts))
+    with pytest.raises(UserError, match=r"no index of samples or damaged \(it lists"):
+        read_index(tmp_path / "i")
+
+
 def test_nothing_is_left_where_an_index_cannot_be_written(tmp_path: Path) -> None:
     index = read_index(index_of_one(tmp_path))
     target = tmp_path / "folder"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_mlperf.data import node_cache
-from bert_mlperf.data.node_cache import NodeCache, Piece, check_space, cut, fill_node_cache, run_folder, turns
+from bert_mlperf.data.node_cache import NodeCache, Piece, check_space, cut, fill_node_cache, run_folder, sweep, turns
 from bert_mlperf.errors import UserError
 
 SECONDS = 20
@@ -127,20 +127,36 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Nodes(1, 1).fill(write_files(tmp_path, [10]), tmp_path / "cache")
 
 
-def test_the_folder_of_a_run_goes_with_it_and_takes_leftovers_along(tmp_path: Path) -> None:
+def test_the_folder_of_a_run_goes_with_it_and_leftovers_go_before_the_next(tmp_path: Path) -> None:
     with run_folder(tmp_path) as first:
         (first / "copy").write_bytes(b"x")
         with run_folder(tmp_path) as second:
-            assert first != second and (first / "copy").exists()  # in use by another run
+            sweep(tmp_path)
+            assert first != second and (first / "copy").exists() and second.exists()  # in use
         assert not second.exists()
     assert list(tmp_path.iterdir()) == []
-    killed = tmp_path / "bert-mlperf-cache-killed"
-    killed.mkdir()
+    killed, other = tmp_path / "bert-mlperf-cache-killed", tmp_path / "bert-mlperf-cache-of-somebody"
+    for folder in (killed, other):
+        folder.mkdir()
     (killed / ".lock").touch()
-    other = tmp_path / "bert-mlperf-cache-of-somebody"
-    other.mkdir()  # no lock: not ours
+    check_space([], tmp_path)
+    assert list(tmp_path.iterdir()) == [other]  # without a lock: not ours
+
+
+def test_a_launcher_that_looks_while_another_makes_its_folder_leaves_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = node_cache.fcntl.flock
+
+    def looked_at(file: Any, operation: int) -> None:
+        if operation == node_cache.fcntl.LOCK_EX:
+            sweep(tmp_path)
+        lock(file, operation)
+
+    monkeypatch.setattr(node_cache.fcntl, "flock", looked_at)
     with run_folder(tmp_path) as folder:
-        assert sorted(tmp_path.iterdir()) == sorted([folder, other])
+        assert folder.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_room_is_looked_for_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,5 +165,5 @@ def test_room_is_looked_for_before_the_run(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UserError, match=r"run.cache_folder .*nowhere cannot be used \(No such file"):
         check_space(files, tmp_path / "nowhere")
     monkeypatch.setattr(node_cache.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 2_900_000}))
-    with pytest.raises(UserError, match="has 3 MB free, the training shards have 3 MB; give another folder"):
+    with pytest.raises(UserError, match=r"has 2\.90 MB free, the training shards take 3\.01 MB; give another folder"):
         check_space(files, tmp_path)

@@ -11,6 +11,7 @@ from bert_mlperf.comm.process_group import RankInfo
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.model.bert import Losses
 from bert_mlperf.optim.lamb import accurate_norm
+from bert_mlperf.errors import UserError
 from bert_mlperf.train import loading, setup
 from bert_mlperf.train.evaluate import evaluate
 from bert_mlperf.train.step import TrainState, train_step
@@ -161,13 +162,31 @@ def test_a_difference_between_ranks_is_noticed():
     assert run_ranks(2, different_weights) == [False, False]
 
 
-def node_flags(control: Control) -> list[bool]:
+def node_numbers(control: Control) -> list[int]:
     run, info = small_run(ranks_per_node=2), RankInfo(control.rank, control.rank % 2, control.world_size)
-    return setup.flag_of_each_node(control.rank < 2, run, info, control, torch.device("cpu"))
+    return setup.of_each_node(7 if control.rank < 2 else 0, run, info, control, torch.device("cpu"))
 
 
 def test_every_rank_learns_what_each_node_said():
-    assert run_ranks(4, node_flags) == 4 * [[True, False]]
+    assert run_ranks(4, node_numbers) == 4 * [[7, 0]]
+
+
+def refused(control: Control, trains: list[str]) -> str:
+    """What a rank of one of two nodes says to these digests of their training samples."""
+    run, info = small_run(ranks_per_node=2), RankInfo(control.rank, control.rank % 2, control.world_size)
+    try:
+        setup.check_same_data([trains[control.rank // 2], "e" * 64], run, info, control, torch.device("cpu"))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_nodes_with_other_samples_are_told_on_every_rank():
+    same, other = "0123456789ab" + "0" * 52, "0123456789ac" + "0" * 52
+    assert run_ranks(4, refused, [same, same]) == 4 * [""]
+    for sentence in run_ranks(4, refused, [same, other]):
+        assert "run.data.train holds other samples on node 1 than on node 0" in sentence
+        assert "(digest 0123456789ac, expected 0123456789ab); copy the same shards" in sentence
 
 
 def sum_of_ranks(control: Control) -> np.ndarray:

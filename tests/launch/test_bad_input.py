@@ -18,7 +18,7 @@ import torch
 from bert_mlperf.cli import main
 from bert_mlperf.config.system import load_system
 from bert_mlperf.data.index import FILE_NAME, IndexedFile, SampleIndex, write_index
-from bert_mlperf.data.indexing import index_of
+from bert_mlperf.data.indexing import beside, index_of
 from bert_mlperf.data.shard_file import read_header
 from bert_mlperf.data.shards import write_shard
 from bert_mlperf.launch import prepare_inputs
@@ -416,6 +416,23 @@ def test_shards_that_the_index_lists_and_that_are_elsewhere(
     files.write(tmp_path, tiny_system(tmp_path / "data"), "tiny.json")
     sentence = refusal(capsys, tmp_path)
     assert f"{train / 'part_more.hdf5'}, which" in sentence and "(1 of 2 shards are missing)" in sentence
-    assert "set run.read=exchange if every node holds the shards of its ranks" in sentence
+    assert "set run.read=exchange and run.cache=none if every node holds the shards of its ranks" in sentence
+    sentence = refusal(capsys, tmp_path, "--set", "read=exchange", "cache=node")
+    assert "run.read=exchange and run.cache=none" in sentence
     sentence = refusal(capsys, tmp_path, "--set", "read=exchange")  # both ranks are of this node
     assert "a rank of this node is to read, is not there" in sentence
+
+
+def test_an_index_beside_a_single_file_is_compared_with_it(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    shard = tmp_path / "data" / "train" / SHARD
+    counts = np.ones(200, np.uint16)
+    write_index(beside(shard), SampleIndex((IndexedFile(SHARD, 200, "0" * 64),), counts, counts))
+    system = tiny_system(tmp_path / "data")
+    system["run"]["data"]["train"] = str(shard)
+    files.write(tmp_path, system, "tiny.json")
+    for read in ("index", "exchange"):
+        sentence = refusal(capsys, tmp_path, "--set", f"read={read}")
+        assert f"{beside(shard)} does not belong to the samples of {shard}" in sentence
