@@ -51,7 +51,6 @@ class ShardReader:
         except OSError as error:
             raise self._unreadable(error) from error
         if len(content) != count:
-            self._check_unchanged()
             raise UserError(
                 f"{self._header.path} has become shorter since it was opened; copy it again and start anew."
             )

@@ -413,3 +413,19 @@ class TestBadInput:
         path.write_bytes(path.read_bytes()[:5000])
         with pytest.raises(UserError, match=f"{path} has become shorter since it was opened"):
             opened.take(np.arange(4))
+
+
+def test_a_shard_that_is_written_to_or_cut_while_it_is_open(tmp_path: Path, samples: Samples) -> None:
+    path = write_parts(tmp_path, samples, parts=1)[0]
+    shards = open_set(tmp_path)
+    shards.take(np.arange(40))
+    content, before = path.read_bytes(), path.stat().st_mtime_ns
+    with path.open("r+b") as file:
+        file.write(content)  # the same bytes
+    os.utime(path, ns=(before, before + 1))
+    with pytest.raises(UserError, match=f"{path} was changed since it was opened; put the right file back"):
+        shards.take(np.arange(3))
+    os.truncate(path, len(content) // 2)
+    os.utime(path, ns=(before, before))
+    with pytest.raises(UserError, match=f"{path} has become shorter since it was opened"):
+        shards.take(np.arange(40))
