@@ -15,7 +15,7 @@ from bert_mlperf.config.system import Run
 from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.model.batch import Batch, make_batch
 from bert_mlperf.model.bert import build_model
-from bert_mlperf.train.setup import shard_state, synthetic_samples
+from bert_mlperf.train.setup import kernels, shard_state, synthetic_samples
 from bert_mlperf.train.step import train_step
 
 LAYERS, HIDDEN, VOCABULARY, HEADS = 12, 512, 4096, 8
@@ -78,7 +78,8 @@ def train(control: Control, *, ranks_per_host: int, steps: int, overlap: bool) -
     run = run_of(ranks_per_host, control.world_size, overlap=overlap)
     plan = sharding_plan(run, world_size=control.world_size)
     torch.manual_seed(control.rank)
-    state = shard_state(build_model(run.model, seed=1), run, plan, control, torch.device("cpu"))
+    device = torch.device("cpu")
+    state = shard_state(build_model(run.model, seed=1, kernels=kernels(run, device)), run, plan, control, device)
     step = step_of(control.world_size)
     losses, starts = [], []
     for number in range(WARM_UP + steps):

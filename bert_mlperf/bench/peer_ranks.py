@@ -27,7 +27,7 @@ from bert_mlperf.data.loader import StepSamples
 from bert_mlperf.data.samples import Samples
 from bert_mlperf.model.batch import Batch, make_batch
 from bert_mlperf.model.bert import MASKED_LM_EPSILON, BertForPreTraining, build_model
-from bert_mlperf.train.setup import shard_state
+from bert_mlperf.train.setup import kernels, shard_state
 from bert_mlperf.train.step import train_step
 
 TIMEOUT_S = 300.0
@@ -149,7 +149,8 @@ def serve(name: str, run: Run, rank: int, world_size: int, store: str, connectio
             timeout=timedelta(seconds=TIMEOUT_S),
         )
         before = status_bytes("VmRSS")
-        trainer = BUILDERS[name](run, build_model(run.model, seed=1))
+        model = build_model(run.model, seed=1, kernels=kernels(run, torch.device("cpu")))
+        trainer = BUILDERS[name](run, model)
         done = 0
         while count := connection.recv():
             connection.send(_round(trainer, run, range(done, done + count)))
