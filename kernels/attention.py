@@ -35,6 +35,12 @@ class AttentionRows:
     query_bounds: tuple[int, ...]  # the same numbers on the host
     key_bounds: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        for name in ("query", "key"):  # on a GPU the host does not wait to see
+            offsets, bounds = getattr(self, f"{name}_offsets_B1"), getattr(self, f"{name}_bounds")
+            if offsets.device.type == "cpu" and tuple(offsets.tolist()) != tuple(bounds):
+                raise ValueError(f"attention: {name}_offsets_B1 and {name}_bounds differ, expected the same numbers")
+
     @property
     def num_samples(self) -> int:
         return len(self.key_bounds) - 1

@@ -30,7 +30,7 @@ def forward(q_QND: Tensor, kv_T2ND: Tensor, rows: Any, dropout: Dropout | None) 
     tensor: only the distance of their rows is free."""
     suffix, (num_queries, heads, size) = native_suffix(q_QND.dtype), q_QND.shape
     out_QND = q_QND.new_empty(num_queries, heads, size)
-    lse_NQ = torch.empty(heads, num_queries)
+    lse_NQ = torch.empty(heads, num_queries, dtype=torch.float32)
     arguments = _shape(q_QND, kv_T2ND, rows)
     native.call(
         f"attention_forward_{suffix}",

@@ -121,7 +121,7 @@ def _forward_native(x_RF: Tensor, bias_F: Tensor) -> Tensor:
 
 def _backward_native(x_RF: Tensor, bias_F: Tensor, dy_RF: Tensor) -> tuple[Tensor, Tensor]:
     dx_RF, suffix, (rows, columns) = torch.empty_like(x_RF), native_suffix(x_RF.dtype), x_RF.shape
-    partial = torch.empty(divide_up(rows, BLOCK_ROWS), columns)
+    partial = torch.empty(divide_up(rows, BLOCK_ROWS), columns, dtype=torch.float32)
     native.call(f"bias_gelu_backward_{suffix}", x_RF, bias_F, dy_RF, dx_RF, partial, rows, columns, BLOCK_ROWS)
     return dx_RF, partial.sum(0).to(bias_F.dtype)
 

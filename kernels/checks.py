@@ -25,13 +25,18 @@ def check_shapes(kernel: str, dtype: torch.dtype, **expected: tuple[Tensor | Non
             raise ValueError(f"{kernel}: {name} is {name_of(tensor.dtype)}, expected {name_of(dtype)} like the others")
 
 
-def check_indices(kernel: str, **tensors: tuple[Tensor, int]) -> None:
-    """ValueError that names the first tensor that is not int64 [n]."""
-    for name, (tensor, count) in tensors.items():
+def check_indices(kernel: str, **tensors: tuple[Tensor, int, int]) -> None:
+    """ValueError that names the first tensor that is not int64 [n] for the n given; on the CPU, where the host need not
+    wait for it, IndexError if a value is not in [0, size) for the size given."""
+    for name, (tensor, count, size) in tensors.items():
         if tuple(tensor.shape) != (count,):
             raise ValueError(f"{kernel}: {name} has shape {tuple(tensor.shape)}, expected {(count,)}")
         if tensor.dtype != torch.int64:
             raise ValueError(f"{kernel}: {name} is {name_of(tensor.dtype)}, expected int64")
+        if tensor.device.type == "cpu" and count:
+            low, high = (int(value) for value in tensor.aminmax())
+            if low < 0 or high >= size:
+                raise IndexError(f"{kernel}: {name} holds {low if low < 0 else high}, expected 0 to {size - 1}")
 
 
 def check_dropout(kernel: str, dropout: Dropout | None, rows: int) -> None:

@@ -49,6 +49,12 @@ class Dropout:
     samples_R: Tensor  # int32: index in the global batch of the sample that a row belongs to
     positions_R: Tensor  # int32: position of the row in its sample
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability * RANGE < RANGE - 0.5:
+            raise ValueError(f"the dropout probability is {self.probability}, expected 0 to {1 - 1 / RANGE:.5f}")
+        for name in ("samples_R", "positions_R"):  # the kernels read them one after the other
+            object.__setattr__(self, name, getattr(self, name).contiguous())
+
     @property
     def threshold(self) -> int:
         return round(self.probability * RANGE)

@@ -172,7 +172,12 @@ def _call(
         weight_H=(weight_H, (hidden,)),
         shift_H=(shift_H, (hidden,)),
     )
-    check_indices(NAME, ids_T=(ids_T, tokens), positions_T=(positions_T, tokens), segments_T=(segments_T, tokens))
+    check_indices(
+        NAME,
+        ids_T=(ids_T, tokens, word_VH.shape[0]),
+        positions_T=(positions_T, tokens, position_PH.shape[0]),
+        segments_T=(segments_T, tokens, segment_GH.shape[0]),
+    )
     check_dropout(NAME, dropout, tokens)
     inputs = (word_VH, position_PH, segment_GH, weight_H, shift_H, ids_T, positions_T, segments_T)
     return _EmbeddingLayerNorm.apply(path, epsilon, dropout, *(x.contiguous() for x in inputs))

@@ -31,7 +31,8 @@ def reference(parts: Sequence[Tensor], out: Tensor) -> Tensor:
     if not _is_same(parts, out):
         total = parts[0]
         if len(parts) > 1:
-            total = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
+            is_free = out.dtype == torch.float32 and all(part.data_ptr() != out.data_ptr() for part in parts[2:])
+            total = out if is_free else torch.empty_like(out, dtype=torch.float32)
             torch.add(parts[0].float(), parts[1], out=total)
         for part in parts[2:]:
             total.add_(part)

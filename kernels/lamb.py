@@ -221,7 +221,7 @@ def triton_directions(
 ) -> Tensor:
     check_directions(table, gradient, weights, first_moment, second_moment, numbers)
     blocks, tensors = table.num_blocks, len(table.adapted)
-    sums = torch.empty(2, blocks, device=gradient.device)
+    sums = torch.empty(2, blocks, dtype=torch.float32, device=gradient.device)
     squares = torch.zeros(2, tensors, dtype=torch.float64, device=gradient.device)
     if blocks > 0:  # a small shard may hold nothing
         _directions_kernel[(blocks,)](

@@ -27,6 +27,10 @@ class LambPiece:
     buffer_start: int  # in the whole buffer [P], for weights in the model's dtype
     length: int
 
+    def __post_init__(self) -> None:
+        if min(self.tensor, self.shard_start, self.weight_start, self.buffer_start, self.length) < 0:
+            raise ValueError(f"{self} begins before its buffer")
+
 
 @dataclass(frozen=True)
 class LambTable:

@@ -198,7 +198,7 @@ def backward_native(
     """The same from C++."""
     (rows, hidden), dx = z.shape, torch.empty_like(z)
     dresidual = torch.empty_like(z) if has_residual else None
-    partial = torch.empty(divide_up(rows, BLOCK_ROWS), 3, hidden)
+    partial = torch.empty(divide_up(rows, BLOCK_ROWS), 3, hidden, dtype=torch.float32)
     native.call(
         f"layer_norm_backward_{native_suffix(z.dtype)}",
         *(z, weight, mean, rstd, dy, dx, dresidual, partial, rows, hidden, BLOCK_ROWS, drops_output),

@@ -128,7 +128,7 @@ class _Native:
     @staticmethod
     def gradient(logits: Tensor, bias: Tensor, labels: Tensor, lse: Tensor, upstream: Tensor, first: int) -> Tensor:
         """Turns a chunk's logits into g; its sum over the rows, fp32 [C]."""
-        sums = torch.empty(logits.shape[1])
+        sums = torch.empty(logits.shape[1], dtype=torch.float32)
         name = f"cross_entropy_gradient_{native_suffix(logits.dtype)}"
         native.call(name, logits, bias, labels, lse, upstream, sums, first, *logits.shape)
         return sums
@@ -147,8 +147,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, path: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
         rows = x.shape[0]
-        largest = torch.full((rows,), float("-inf"), device=x.device)
-        total, picked = torch.zeros(2, rows, device=x.device)
+        largest = torch.full((rows,), float("-inf"), dtype=torch.float32, device=x.device)
+        total, picked = torch.zeros(2, rows, dtype=torch.float32, device=x.device)
         keeps = rows * weight.shape[0] * x.element_size() <= KEPT
         kept = []
         for part in chunks(rows, weight):
@@ -188,14 +188,16 @@ def _checked(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> list[Te
             raise ValueError(f"{NAME}: {name} has shape {tuple(tensor.shape)}, expected two dimensions")
     (rows, hidden), vocabulary = x.shape, weight.shape[0]
     check_shapes(NAME, x.dtype, weight_VH=(weight, (vocabulary, hidden)), bias_V=(bias, (vocabulary,)))
-    check_indices(NAME, labels_M=(labels, rows))
+    check_indices(NAME, labels_M=(labels, rows, vocabulary))
     return [tensor.contiguous() for tensor in (x, weight, bias, labels)]
 
 
 def _call(path: Any, x_MH: Tensor, weight_VH: Tensor, bias_V: Tensor, labels_M: Tensor) -> Tensor:
     """The reference's loss. ValueError on shapes or dtypes that do not go together; Unsupported in fp16 with C++."""
     path.check(x_MH.dtype)
-    return _LinearCrossEntropy.apply(path, *_checked(x_MH, weight_VH, bias_V, labels_M))
+    inputs = _checked(x_MH, weight_VH, bias_V, labels_M)
+    with torch.autocast(x_MH.device.type, enabled=False):  # the kernels take the products in the dtype of the inputs
+        return _LinearCrossEntropy.apply(path, *inputs)
 
 
 def count_correct(x_MH: Tensor, weight_VH: Tensor, bias_V: Tensor, labels_M: Tensor) -> Tensor:

@@ -58,13 +58,17 @@ def library() -> ctypes.CDLL:
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
     if compiler is None:
         raise BuildError("no C++ compiler is found (install g++ or set CXX)")
-    path = cache_folder() / f"kernels-{fingerprint(compiler)}.so"
+    path = None
     try:
+        path = cache_folder() / f"kernels-{fingerprint(compiler)}.so"
         if not path.is_file():
             build(compiler, path)
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise BuildError(f"the library {path} cannot be made or loaded ({error})") from error
+        loaded = ctypes.CDLL(str(path))
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home folder
+        raise BuildError(f"the library {path or 'of the kernels'} cannot be made or loaded ({error})") from error
+    if not hasattr(loaded, "bias_gelu_forward_f32"):
+        raise BuildError(f"{path} is not the library of the kernels; remove it")
+    return loaded
 
 
 def call(name: str, *arguments: Any) -> None:
@@ -84,6 +88,8 @@ def _as_c(argument: Any) -> Any:
     if argument is None:
         return ctypes.c_void_p(None)
     if isinstance(argument, Tensor):
+        if argument.device.type != "cpu":
+            raise ValueError(f"the native kernels are for the CPU, got a tensor on {argument.device}")
         return ctypes.c_void_p(argument.data_ptr())
     if isinstance(argument, int):
         return ctypes.c_int64(argument)
@@ -117,7 +123,8 @@ def build(compiler: str, path: Path) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
         if done.returncode != 0:
-            complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+            said = done.stderr[:200].strip() or f"exit code {done.returncode}, without a word"
+            complaint = next((line for line in done.stderr.splitlines() if "error" in line), said)
             raise BuildError(f"{compiler} cannot build it: {complaint}")
         unfinished.replace(path)
     except subprocess.TimeoutExpired:
