@@ -117,7 +117,7 @@ def test_strided_inputs_are_the_same_numbers(name):
 def test_bad_input_is_named(name):
     packed, rows = values(9, 3, HEADS, 64, dtype=FP32), rows_of([4, 5], [4, 5])
     queries = values(3, HEADS, 64, dtype=FP32)
-    offsets = rows.query_offsets_B1
+    offsets = torch.tensor([0, 12, 9], dtype=torch.int32)
     for tensor, where, options, sentence in (
         (packed[:8], rows, {"queries_QND": None}, "expected"),
         (packed[:, :2], rows, {}, r"packed has shape \(9, 2, 2, 64\), expected \[tokens, 3, heads, size\]"),
