@@ -10,6 +10,8 @@ from bert_mlperf.cli_bench import add_bench, run_bench
 from bert_mlperf.cli_output import drop_output, one_line, prepare_streams, sentence_of
 from bert_mlperf.cli_plan import add_plan, run_plan
 from bert_mlperf.cli_prep import add_prep, run_prep
+from bert_mlperf.cli_results import COMMANDS, add_results, run_results
+from bert_mlperf.cli_system import add_system, run_system
 from bert_mlperf.errors import UserError
 from bert_mlperf.train.stop import Stopped
 
@@ -39,9 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_prep(commands)
 
-    check = commands.add_parser("check", help="check result files with the official compliance checker")
-    check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="result_<n>.txt")
-    check.add_argument("--round", default="5.0.0", help="MLPerf round whose rules apply (default: %(default)s)")
+    add_results(commands)
+    add_system(commands)
 
     add_bench(commands)
     _add_overrides(add_plan(commands))
@@ -119,10 +120,10 @@ def _run(options: argparse.Namespace) -> int:
         return run_bench(options)
     if options.command == "plan":
         return run_plan(options)
-    if options.command == "check":
-        from bert_mlperf.mlperf.check import main_check
-
-        return main_check(options.files, round_name=options.round)
+    if options.command == "system":
+        return run_system(options)
+    if options.command in COMMANDS:
+        return run_results(options)
     from bert_mlperf.config.doctor import main_doctor
 
     return main_doctor(options.system, overrides=options.overrides)

@@ -1,11 +1,42 @@
 """The MLPerf Training rules for BERT, round by round: tables and pure functions."""
 
 import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from bert_mlperf.errors import UserError
 
+
+@dataclass(frozen=True)
+class Round:
+    """What changed from round to round for BERT."""
+
+    published: str  # the day of the results, ISO
+    ruleset: str  # of mlperf-logging
+    epsilon_key: str  # under which LAMB's epsilon has to be logged
+    tensors: bool  # whether weights_initialization has to name the 398 variables
+    identity_keys: tuple[str, ...]  # of who and where, required in the log
+    rcp: bool = True  # whether there are reference convergence points
+
+
+_WHO = ("submission_org", "submission_platform", "submission_status")
+EDITED = "2.1.0-edited"  # the rules of 2.1.0 as they were edited after the round, which is what mlperf-logging has now
+ROUND_TABLE = {
+    "0.7.0": Round("2020-07-29", "0.7.0", "opt_epsilon", False, _WHO, rcp=False),
+    "1.0.0": Round("2021-06-30", "1.0.0", "opt_epsilon", False, _WHO),
+    "1.1.0": Round("2021-12-01", "1.1.0", "opt_epsilon", True, _WHO),
+    "2.0.0": Round("2022-06-29", "2.0.0", "opt_epsilon", True, _WHO),
+    "2.1.0": Round("2022-11-09", "2.1.0", "opt_epsilon", True, _WHO),
+    EDITED: Round("2022-11-09", "2.1.0", "opt_lamb_epsilon", True, _WHO),
+    "3.0.0": Round("2023-06-27", "3.0.0", "opt_lamb_epsilon", False, _WHO),
+    "3.1.0": Round("2023-11-08", "3.1.0", "opt_lamb_epsilon", False, _WHO),
+    "4.0.0": Round("2024-06-12", "4.0.0", "opt_lamb_epsilon", False, _WHO),
+    "4.1.0": Round("2024-11-13", "4.1.0", "opt_lamb_epsilon", False, _WHO[:2]),
+    "5.0.0": Round("2025-06-04", "5.0.0", "opt_lamb_epsilon", False, ()),
+}
+
 BENCHMARK = "bert"
-ROUNDS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0")
+ROUNDS = tuple(name for name in ROUND_TABLE if name != EDITED)
 DEFAULT_ROUND = "5.0.0"  # the last round that has BERT
 DIVISIONS = ("closed", "open")
 CLOSED_MODEL = "bert-large"
@@ -32,7 +63,10 @@ EPSILON_KEYS = ("opt_epsilon", "opt_lamb_epsilon")
 
 def parse_round(text: str) -> str:
     """Full name of a round that has BERT ("5.0" is "5.0.0"); UserError with the reason for any other."""
-    name = text + ".0" * max(0, 2 - text.count("."))
+    if text == EDITED:
+        return text
+    name = text.removeprefix("v")
+    name += ".0" * max(0, 2 - name.count("."))
     if name in ROUNDS:
         return name
     if not re.fullmatch(r"\d+\.\d+\.\d+", name):
@@ -43,6 +77,14 @@ def parse_round(text: str) -> str:
             f"{DEFAULT_ROUND} or an earlier round."
         )
     raise UserError(f"Round {name} has no rules for BERT: expected one of {', '.join(ROUNDS)}.")
+
+
+def round_of_time(seconds: float) -> str:
+    """The first round whose results were published after a Unix time; the last one with BERT for a later time."""
+    for name in ROUNDS:
+        if seconds < datetime.fromisoformat(ROUND_TABLE[name].published).replace(tzinfo=UTC).timestamp():
+            return name
+    return DEFAULT_ROUND
 
 
 def _version(name: str) -> tuple[int, ...]:

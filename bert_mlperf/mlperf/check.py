@@ -1,18 +1,19 @@
-"""Runs the official compliance checker on a log and gives a verdict that a person can read."""
+"""The verdict on logs, results and whole submissions: the official checkers, and our strict lint beside them."""
 
-import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_logging.compliance_checker import mlp_compliance
-from rich.console import Console
-
 from bert_mlperf.config import rules
 from bert_mlperf.errors import UserError
-from bert_mlperf.mlperf.complaints import explain, explain_crash
-from bert_mlperf.mlperf.records import Record, read_records
+from bert_mlperf.mlperf import official, rcp
+from bert_mlperf.mlperf.findings import Finding, counts, merge, sort
+from bert_mlperf.mlperf.lint_course import lint_course
+from bert_mlperf.mlperf.lint_lines import lint_lines
+from bert_mlperf.mlperf.lint_runs import lint_runs
+from bert_mlperf.mlperf.lint_values import lint_values
+from bert_mlperf.report.runs import Run, read_run
+from bert_mlperf.report.systems import LogFolder, SystemRuns, read_system, round_of_path, round_of_run
 
 EXIT_VALID, EXIT_INVALID, EXIT_UNUSABLE = 0, 1, 2
 
@@ -24,114 +25,206 @@ class Verdict:
     path: Path
     round_name: str
     division: str
-    errors: tuple[str, ...]
-    warnings: tuple[str, ...]
+    findings: tuple[Finding, ...]
     summary: str  # what the log is: benchmark, model, status, accuracy
     target_met: bool  # the run ended as it should: status success, or without a target at its last sample
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        return tuple(f.what for f in self.findings if f.severity == "error")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(f.what for f in self.findings if f.severity == "warning")
 
     @property
     def ok(self) -> bool:
         """True if the log complies; warnings do not count."""
         return not self.errors
 
-    @property
-    def messages(self) -> tuple[str, ...]:
-        return tuple(f"error: {text}" for text in self.errors) + tuple(f"warning: {text}" for text in self.warnings)
-
     def __str__(self) -> str:
         """One line, e.g. 'VALID for 5.0.0 open (0 errors, 0 warnings)'."""
         word = "VALID" if self.ok else "INVALID"
-        counts = ", ".join(
-            _count(len(items), word) for items, word in ((self.errors, "error"), (self.warnings, "warning"))
-        )
-        return f"{word} for {self.round_name} {self.division} ({counts})"
+        return f"{word} for {self.round_name} {self.division} ({counts(self.findings)})"
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def check_log(path: str | Path, round_name: str = rules.DEFAULT_ROUND) -> Verdict:
-    """The verdict of the official checker (usage training) on a log.
+def check_log(path: str | Path, round_name: str | None = rules.DEFAULT_ROUND) -> Verdict:
+    """The verdict on one log: the official compliance checker and our lint. `round_name` None takes the log's own.
 
     UserError if the round has no BERT or the file is no log; everything else that is wrong with the log is in the
     verdict, also what makes the checker itself crash.
     """
-    path, round_name = Path(path), rules.parse_round(round_name)
-    records = read_records(path)
-    checker = mlp_compliance.make_checker("training", round_name, quiet=False, werror=False)
-    errors = [f"line {record.line}: {record.fault}" for record in records if record.fault]
-    crash = None
-    mlp_compliance.enqueued_configs.clear()  # a module global, which a crash leaves filled
-    with _quiet_logging():
-        try:
-            mlp_compliance.main(str(path), f"training_{round_name}/common.yaml", checker)
-        except Exception as error:
-            crash = error
-    complaints = [*checker.overwritable.values(), *checker.not_overwritable]
-    if errors:
-        complaints = [message for message in complaints if message != "Log lines had parsing errors."]
-    errors += [explain(message, records, round_name) for message in complaints]
-    if crash is not None and not errors:
-        errors.append(explain_crash(crash, records))
-    warnings = [explain(message, records, round_name) for message in checker.warnings.values()]
-    division = str(_first(records, "submission_division", "(no division)"))
-    met = _target_met(records)
-    return Verdict(path, round_name, division, tuple(errors), tuple(warnings), _summary(records), met)
+    run = read_run(Path(path))
+    name = rules.parse_round(round_name or round_of_path(run.path.absolute()) or round_of_run(run))
+    return verdict_on(run, name)
 
 
-def main_check(files: Iterable[str | Path], *, round_name: str = rules.DEFAULT_ROUND) -> int:
-    """Print the verdict on each file; the exit code: 0 all valid, 1 one is invalid, 2 one could not be judged."""
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    code, round_name = EXIT_VALID, rules.parse_round(round_name)
-    for file in files:
-        try:
-            verdict = check_log(file, round_name)
-        except UserError as error:
-            console.print(f"{file}: cannot be judged")
-            console.print(f"  error: {error}")
-            code = EXIT_UNUSABLE
-            continue
-        console.print(f"{file}: {verdict}", style="green" if verdict.ok else "red")
-        for line in (verdict.summary, *verdict.messages):
-            console.print(f"  {line}")
-        code = max(code, EXIT_VALID if verdict.ok else EXIT_INVALID)
-    return code
+def verdict_on(run: Run, round_name: str) -> Verdict:
+    """As `check_log`, on a run that was read."""
+    findings = merge(official.compliance(run.log, round_name), lint(run, round_name))
+    said = run.log.first("submission_division")
+    division = "(no division)" if said is None else str(said.value)[:40]
+    return Verdict(run.path, round_name, division, tuple(sort(findings)), _summary(run), _target_met(run))
 
 
-def _first(records: list[Record], key: str, default: object) -> object:
-    return next((record.value for record in records if record.key == key), default)
+def lint(run: Run, round_name: str) -> list[Finding]:
+    """Our lint of one log. A division that is none counts as closed."""
+    division = run.text("submission_division")
+    division = division if division in rules.DIVISIONS else "closed"
+    return [
+        *lint_lines(run, round_name, division),
+        *lint_values(run, round_name, division),
+        *lint_course(run, round_name, division),
+    ]
 
 
-def _summary(records: list[Record]) -> str:
-    parts = [f"benchmark {_first(records, 'submission_benchmark', 'not named')}"]
-    if model := _first(records, "model_name", None):
-        parts.append(f"model {model}")
-    accuracies = [record for record in records if record.key == "eval_accuracy"]
-    if accuracies:
-        last = accuracies[-1]
-        value = f"{last.value:.4f}" if isinstance(last.value, float) else last.value
-        parts.append(f"last accuracy {value} at {last.metadata.get('epoch_num', '?')} samples")
-    stops = [record.metadata.get("status", "not stated") for record in records if record.key == "run_stop"]
-    parts.append(f"run {stops[-1]}" if stops else "run not stopped")
+@dataclass(frozen=True)
+class Result:
+    """A folder of logs as it was checked."""
+
+    place: LogFolder
+    round_name: str
+    verdicts: tuple[Verdict, ...]
+    findings: tuple[Finding, ...]  # of the logs, of the folder and of its system description
+    inferred: bool  # some log has a placeholder for epoch_num
+    parsed: official.ParsedLogs
+
+    @property
+    def ok(self) -> bool:
+        return not any(f.severity == "error" for f in self.findings)
+
+
+def check_result(place: LogFolder, round_name: str | None) -> Result:
+    """Every log of a folder, the logs beside each other, and the system that they belong to.
+
+    UserError if the round has no BERT, or if no log of the folder can be read.
+    """
+    system = read_system(place)
+    if not system.runs:
+        _path, reason = system.unreadable[0]
+        raise UserError(reason if len(place.logs) == 1 else f"{place.folder} has no log that can be read: {reason}")
+    name = rules.parse_round(round_name or system.round_name or rules.DEFAULT_ROUND)
+    with official.ParsedLogs() as parsed:
+        verdicts = tuple(verdict_on(run, name) for run in system.runs)
+        findings = [finding for verdict in verdicts for finding in verdict.findings]
+        findings += [Finding("error", path, 0, "file", reason) for path, reason in system.unreadable]
+        if len(place.logs) > 1 or place.in_submission:
+            findings += _together(system, name)
+    findings += _rounds(system, name, given=round_name is not None)
+    inferred = any(run.samples_are_inferred for run in system.runs)
+    return Result(place, name, verdicts, tuple(sort(findings)), inferred, parsed)
+
+
+def _together(system: SystemRuns, round_name: str) -> list[Finding]:
+    findings = list(lint_runs(system, round_name))
+    if system.division == "closed" and len(system.runs) > 1:
+        said = official.seeds([run.path for run in system.runs], round_name)
+        if not any(f.rule in ("seed", "seed-differs", "parse") and f.severity == "error" for f in findings):
+            findings += said
+        findings += _convergence(system, round_name)
+    description = system.place.description
+    if description is not None and description.is_file():
+        if not any(f.path == description and f.severity == "error" for f in findings):
+            findings += official.system_description(description, round_name)
+    return findings
+
+
+def _convergence(system: SystemRuns, round_name: str) -> Iterator[Finding]:
+    folder, why = system.place.folder, "Runs may not converge faster than the reference, but for chance."
+    if not rules.ROUND_TABLE[round_name].rcp:
+        return
+    try:
+        found = rcp.convergence(system.runs, round_name)
+    except UserError as error:
+        yield Finding("error", folder, 0, "rcp", str(error), why)
+        return
+    if found.failed > 1 or len(found.samples) < 3:
+        return  # told by lint_runs
+    if found.complaint:
+        advice = "Use hyperparameters of the reference, or submit a reference point for this batch."
+        yield Finding("error", folder, 0, "rcp", found.complaint, why, advice)
+    elif found.factor > 1:
+        assert found.reference is not None
+        what = (
+            f"{found.mean:,.0f} samples to the target, the reference takes {found.reference.mean:,.0f}: "
+            f"the time is scaled by {found.factor:.6f}"
+        )
+        yield Finding("note", folder, 0, "rcp", what, why)
+
+
+def _rounds(system: SystemRuns, round_name: str, *, given: bool) -> Iterator[Finding]:
+    """Runs that were made after the round they are checked against, or in different ones."""
+    known = {round_of_run(run) for run in system.runs}
+    if len(known) > 1:
+        what = f"the dates of the runs belong to rounds {', '.join(sorted(known))}"
+        yield Finding(
+            "warning", system.place.folder, 0, "round", what, "A result is made for one round.", "Leave old runs out."
+        )
+    late = [run for run in system.runs if round_of_run(run) > round_name.removesuffix("-edited")]
+    if late and not given:
+        run = late[0]
+        what = f"the run is dated after round {round_name}, whose rules were taken from its path"
+        yield Finding(
+            "warning", run.path, run.line("run_start"), "round", what, "", "Give --round if another one is meant."
+        )
+
+
+def check_submission(
+    folder: Path, results: Sequence[Result], *, scaling: dict[Path, float] | None = None
+) -> list[Finding]:
+    """The official package and repository checks of a submitter's folder, whose results were checked already, and what
+    a submission has beside results. The package check needs a round, and takes that of the first result. `scaling`
+    takes the RCP factors that the package check finds, by folder."""
+    valid = {verdict.path: _official_ok(verdict) for result in results for verdict in result.verdicts}
+    parsed = official.ParsedLogs()
+    for result in results:
+        parsed.update(result.parsed)
+    train_samples = any(result.inferred for result in results)
+    name = results[0].round_name
+    findings = official.package(folder, name, valid=valid, parsed=parsed, train_samples=train_samples, scaling=scaling)
+    if train_samples and not any(f.severity == "error" for f in findings):
+        what = "the package check passes with --rcp-bert-train-samples only, because epoch_num is a placeholder"
+        findings.append(Finding("note", folder, 0, "package", what))
+    findings += official.repository(folder)
+    findings += _beside_results(folder)
+    return sort(findings)
+
+
+def _official_ok(verdict: Verdict) -> bool:
+    return not any(f.severity == "error" and f.source == official.OFFICIAL for f in verdict.findings)
+
+
+def _beside_results(folder: Path) -> Iterator[Finding]:
+    """Sources, licence, a README; and folders of results that the official checkers pass over."""
+    sources = folder / "benchmarks" / rules.BENCHMARK / "implementations"
+    if not sources.is_dir() or not any(sources.iterdir()):
+        what, why = "no sources", "A submission holds what is needed to reproduce it."
+        yield Finding("warning", sources, 0, "sources", what, why, "Put the implementation there.")
+    for name in ("LICENSE", "README"):
+        if not any(folder.glob(f"{name}*")):
+            yield Finding("warning", folder, 0, name.lower(), f"no {name} file", "", f"Add {name}.md.")
+    for place in sorted((folder / "results").glob("*/*")):
+        if place.is_dir() and place.name != rules.BENCHMARK and place.name.lower() == rules.BENCHMARK:
+            what = f"the folder is called {place.name!r}, expected {rules.BENCHMARK!r}"
+            why = "The official checkers pass over it and report success."
+            yield Finding("error", place, 0, "layout", what, why, "Rename it.")
+
+
+def _summary(run: Run) -> str:
+    parts = [f"benchmark {run.text('submission_benchmark') or 'not named'}"]
+    if model := run.text("model_name"):
+        parts.append(f"model {model[:60]}")
+    if run.evaluations:
+        last, raw = run.evaluations[-1], run.log.all("eval_accuracy")[-1].value
+        value = f"{raw:.4f}" if isinstance(raw, float) else str(raw)[:40]
+        samples = "?" if last.samples is None else last.samples
+        parts.append(f"last accuracy {value} at {samples} samples")
+    parts.append(f"run {run.status or 'without status'}"[:60] if run.log.counts["run_stop"] else "run not stopped")
     return ", ".join(parts)
 
 
-def _target_met(records: list[Record]) -> bool:
-    values = {record.key: record.value for record in records}
-    statuses = [record.metadata.get("status") for record in records if record.key == "run_stop"]
-    without_target = "target_accuracy" in values and values["target_accuracy"] is None
-    return statuses == ["success"] or (without_target and bool(statuses) and "train_samples" in values)
-
-
-@contextmanager
-def _quiet_logging() -> Iterator[None]:
-    """Keeps the checker's own messages off the root logger, and keeps it from adding a handler there."""
-    root, placeholder, before = logging.getLogger(), logging.NullHandler(), logging.root.manager.disable
-    root.addHandler(placeholder)
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-        root.removeHandler(placeholder)
+def _target_met(run: Run) -> bool:
+    record = run.log.first("target_accuracy")
+    without_target = record is not None and record.value is None
+    stops = [item.metadata.get("status") for item in run.log.all("run_stop")]
+    return stops == ["success"] or (without_target and bool(stops) and run.log.counts["train_samples"] > 0)

@@ -5,7 +5,8 @@ import pytest
 from mlperf_logging.compliance_checker import mlp_compliance
 
 from bert_mlperf.errors import UserError
-from bert_mlperf.mlperf.check import check_log, main_check
+from bert_mlperf.mlperf.check import check_log
+from bert_mlperf.mlperf.checking import main_check
 from tests.mlperf import logs
 
 
