@@ -60,7 +60,19 @@ def test_no_folder_of_tests_is_passed_over(pytestconfig):
     assert [name for name in folders if any(fnmatch(name, pattern) for pattern in skipped)] == []
 
 
-@pytest.mark.parametrize("module", ["mlperf.checking", "mlperf.package", "mlperf.log", "report.page", "cli", "report.charts", "data.loader", "config.doctor"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "mlperf.checking",
+        "mlperf.package",
+        "mlperf.log",
+        "report.page",
+        "cli",
+        "report.charts",
+        "data.loader",
+        "config.doctor",
+    ],
+)
 def test_rooms_without_torch_do_not_import_it(module):
     code = f"import sys, bert_mlperf.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_mlperf.config import rules
-from bert_mlperf.config.validate import system_faults
+from bert_mlperf.config.validate import Fault, system_faults
 from bert_mlperf.errors import UserError
 from bert_mlperf.mlperf.findings import Finding, Severity
 from bert_mlperf.mlperf.requirements import alike
@@ -104,9 +104,14 @@ def _description(system: SystemRuns, round_name: str) -> Iterator[Finding]:
     except UserError as error:
         yield Finding("error", path, 0, "system-description", str(error))
         return
+    alike: dict[tuple[str, str], list[Fault]] = defaultdict(list)
     for fault in faults:
-        what = f"{fault.field}: {fault.message}" if fault.field else fault.message
-        yield Finding(fault.severity, path, fault.line, "system-description", what, "", fault.advice)
+        alike[fault.message, fault.advice].append(fault)
+    for (message, advice), members in alike.items():
+        fields = ", ".join(fault.field for fault in members if fault.field)
+        first = members[0]
+        what = f"{fields}: {message}" if fields else message
+        yield Finding(first.severity, path, first.line, "system-description", what, "", advice)
 
 
 def _other_case(path: Path) -> str:

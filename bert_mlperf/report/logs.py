@@ -111,6 +111,8 @@ def read_log(path: Path) -> Log:
     """
     reader = _Reader()
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{path} is no file but a pipe, a socket or a device; give a log file.")
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
             _refuse(path, head)

@@ -89,8 +89,8 @@ def luck(score: Score) -> list[str]:
     if score.interval_s is not None and score.interval_samples is not None:
         share = score.interval_s / (len(score.counted) * score.olympic_s)
         lines.append(
-            f"one interval   {score.interval_samples:,.0f} samples, {score.interval_s:,.1f} s: a run that misses the "
-            f"target by a hair pays it, {score.interval_s / score.olympic_s:.1%} of its time and {share:.2%} of the score"
+            f"one interval   {score.interval_samples:,.0f} samples, {score.interval_s:,.1f} s: a near miss of the "
+            f"target costs a run {score.interval_s / score.olympic_s:.1%} of its time, and the score {share:.2%}"
         )
     rule = interval_of_rule(score.system)
     if score.system.division == "closed" and rule and score.interval_samples:

@@ -42,8 +42,8 @@ def test_the_name_list_has_398_variables() -> None:
 @pytest.mark.parametrize("name", rules.ROUNDS)
 def test_a_successful_run_passes_the_closed_rules_of_every_round(tmp_path: Path, name: str) -> None:
     verdict = check_log(logs.write_run(tmp_path, division="closed"), name)
-    assert verdict.messages == ()
-    assert str(verdict) == f"VALID for {name} closed (0 errors, 0 warnings)"
+    assert [f.rule for f in verdict.findings] == ["cache_clear", "cadence"]  # what a test's run cannot do
+    assert str(verdict) == f"VALID for {name} closed (0 errors, 2 warnings)"
     assert verdict.target_met
 
 
@@ -72,6 +72,7 @@ def test_a_log_without_a_required_key_fails(tmp_path: Path, name: str) -> None:
     path = logs.write_run(tmp_path, division="closed")
     required = required_keys(name, "closed")
     assert len(required) >= 25
+    name = rules.EDITED if name == "2.1.0" else name  # what is installed
     for keys in required:
         verdict = check_log(logs.without(path, *keys), name)
         assert not verdict.ok, keys
@@ -83,7 +84,7 @@ def test_both_names_of_epsilon_are_written(tmp_path: Path) -> None:
     for key in rules.EPSILON_KEYS:
         assert first(path, key)["value"] == 1e-6
     assert not check_log(logs.without(path, "opt_epsilon"), "2.0.0").ok
-    assert not check_log(logs.without(path, "opt_lamb_epsilon"), "2.1.0").ok
+    assert not check_log(logs.without(path, "opt_lamb_epsilon"), rules.EDITED).ok
 
 
 @pytest.mark.parametrize("status", rules.STATUS_IN_LOG)
@@ -221,7 +222,7 @@ def test_an_aborted_run_is_well_formed(tmp_path: Path) -> None:
     assert records(path)[-1]["metadata"]["status"] == "aborted"
     verdict = check_log(path)
     (error,) = verdict.errors
-    assert error.startswith("eval_accuracy: expected at least one value >= 0.72 and < 1.0, found at most 0.5 (line ")
+    assert error == "the run did not converge: status aborted, eval_accuracy at most 0.5, below 0.72"
     assert not verdict.target_met
     assert "run aborted" in verdict.summary
 

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from mlperf_logging.compliance_checker import mlp_compliance
 
-from bert_mlperf.errors import UserError
 from bert_mlperf.mlperf import official
 from bert_mlperf.report.logs import read_log
 from tests.mlperf import logs
