@@ -16,7 +16,8 @@ from bert_mlperf.cli_output import one_line
 from bert_mlperf.config import rules
 from bert_mlperf.config.description import MLPERF_FIELDS
 from bert_mlperf.config.doctor import PIPE_WIDTH
-from bert_mlperf.config.inventory import TODO, Fact, machine_facts, todo
+from bert_mlperf.config.facts import TODO, Fact, todo
+from bert_mlperf.config.inventory import machine_facts
 from bert_mlperf.config.reading import read_object, shown
 from bert_mlperf.config.validate import LONG_STATUS, SEVERITIES, Fault, system_faults
 from bert_mlperf.errors import UserError

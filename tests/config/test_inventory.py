@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from bert_mlperf import cli_system
-from bert_mlperf.config import inventory
+from bert_mlperf.config import inventory_accelerators
 from bert_mlperf.config.description import MLPERF_FIELDS, SystemDescription
-from bert_mlperf.config.inventory import Fact, machine_facts
+from bert_mlperf.config.facts import Fact
+from bert_mlperf.config.inventory import machine_facts
 from bert_mlperf.errors import UserError
 from tests.config import files
 
@@ -365,13 +366,15 @@ def test_software_is_what_is_installed(machine: Path, monkeypatch: pytest.Monkey
 
     def version(name: str) -> str:
         if name not in installed:
-            raise inventory.metadata.PackageNotFoundError(name)
+            raise inventory_accelerators.metadata.PackageNotFoundError(name)
         return installed[name]
 
     file = machine / "torch_version.py"
     file.write_text("from typing import Optional\n__version__ = '2.8.0+cu128'\ncuda: Optional[str] = '12.8'\n")
-    monkeypatch.setattr(inventory.metadata, "version", version)
-    monkeypatch.setattr(inventory.metadata, "distribution", lambda name: SimpleNamespace(locate_file=lambda path: file))
+    monkeypatch.setattr(inventory_accelerators.metadata, "version", version)
+    monkeypatch.setattr(
+        inventory_accelerators.metadata, "distribution", lambda name: SimpleNamespace(locate_file=lambda path: file)
+    )
     found = values(machine)
     stack = found["other_software_stack"]
     assert found["framework"] == "PyTorch 2.8.0"

@@ -23,6 +23,7 @@ from bert_mlperf.train.context import RunContext
 from bert_mlperf.train.run import run_rank
 from tests.config import files
 from tests.mlperf.logs import variables, without
+from tests.mlperf.test_official import texts as official_errors
 
 ROUNDS_THAT_CHECK_NAMES = ("1.1.0", "2.0.0", "2.1.0")
 CLS, FIRST_WORD, VOCABULARY = 2, 4, 16
@@ -134,9 +135,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 @pytest.mark.parametrize("round_name", rules.ROUNDS)
 def test_the_log_passes_the_closed_rules(finished: FinishedRun, round_name: str):
+    assert official_errors(finished.log, round_name) == []
     verdict = check_log(finished.log, round_name)
-    assert verdict.messages == ()
-    assert str(verdict) == f"VALID for {round_name} closed (0 errors, 0 warnings)"
+    # a small task, not the real one: our lint sees that, and nothing else
+    assert {f.rule for f in verdict.findings if f.severity == "error"} == {
+        "max_sequence_length", "max_predictions_per_seq", "eval_samples"
+    }  # fmt: skip
     assert verdict.target_met
 
 
@@ -164,8 +168,8 @@ def test_the_log_names_the_398_variables_before_the_clock_starts(finished: Finis
 
 @pytest.mark.parametrize("round_name", rules.ROUNDS)
 def test_without_run_stop_the_log_fails(finished: FinishedRun, round_name: str):
-    verdict = check_log(without(finished.log, "run_stop"), round_name)
-    assert "run_stop: expected exactly one line, found none" in verdict.errors
+    errors = official_errors(without(finished.log, "run_stop"), round_name)
+    assert errors == ["run_stop: expected exactly one line, found none"]
 
 
 @pytest.mark.parametrize("round_name", rules.ROUNDS)
@@ -176,9 +180,8 @@ def test_with_an_accuracy_below_the_target_the_log_fails(finished: FinishedRun, 
     assert text.count('"value": 0.71,') == len(finished.values("eval_accuracy"))
     path = tmp_path / "result_0.txt"
     path.write_text(text)
-    verdict = check_log(path, round_name)
-    assert not verdict.ok
-    assert verdict.errors[0].startswith("eval_accuracy: expected at least one value >= ")
+    (error,) = official_errors(path, round_name)
+    assert error.startswith("eval_accuracy: expected at least one value >= ")
 
 
 @pytest.mark.parametrize("round_name", ROUNDS_THAT_CHECK_NAMES)
@@ -187,4 +190,4 @@ def test_one_variable_less_fails_where_names_are_checked(finished: FinishedRun, 
     path = tmp_path / "result_0.txt"
     path.write_text("".join(line for line in lines if "bert/encoder/layer_23/output/dense/bias" not in line))
     expected = "each of 398 variables once, found 1 missing (first: bert/encoder/layer_23/output/dense/bias)"
-    assert check_log(path, round_name).errors == (f"weights_initialization: expected {expected}",)
+    assert official_errors(path, round_name) == [f"weights_initialization: expected {expected}"]
