@@ -400,7 +400,7 @@ def test_a_machine_that_says_nothing_is_asked_everything(tmp_path: Path) -> None
 
 
 def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventory, "_package", lambda name: "")
+    monkeypatch.setattr(inventory_accelerators, "_package", lambda name: "")
 
 
 @pytest.mark.parametrize("odd", [b"", b"\xff\xfe\0", b"-1\n", b"9" * 40, None], ids=str)
