@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+NOT_CONVERGED = "not-converged"  # rule of a run that says of itself that it missed the target
+SAME = {NOT_CONVERGED: "eval_accuracy"}  # what the official checker complains about then
 OFFICIAL = "official"  # `source` of what a checker of mlperf-logging said; ours is "lint"
 
 
@@ -42,9 +44,13 @@ def merge(official: Iterable[Finding], own: Iterable[Finding]) -> list[Finding]:
     same key stays, for it has the reason and the advice, and is marked as official."""
     said = {(f.path, f.rule): f for f in official}
     mine = list(own)
-    doubled = {(f.path, f.rule) for f in mine if f.severity == "error"} & set(said)
-    kept = [f for f in said.values() if (f.path, f.rule) not in doubled]
-    return kept + [replace(f, source=OFFICIAL) if (f.path, f.rule) in doubled else f for f in mine]
+    doubled = {_topic(f) for f in mine if f.severity == "error"} & set(said)
+    kept = [f for f in said.values() if _topic(f) not in doubled]
+    return kept + [replace(f, source=OFFICIAL) if _topic(f) in doubled else f for f in mine]
+
+
+def _topic(finding: Finding) -> tuple[Path, str]:
+    return finding.path, SAME.get(finding.rule, finding.rule)
 
 
 def worst(findings: Iterable[Finding]) -> Severity | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from bert_mlperf.config import rules
-from bert_mlperf.mlperf.findings import Finding
+from bert_mlperf.mlperf.findings import NOT_CONVERGED, Finding, Severity
 from bert_mlperf.report.logs import Record
 from bert_mlperf.report.runs import Run, finite, logged_samples
 
@@ -146,10 +146,13 @@ def _status(run: Run, round_name: str, division: str) -> Iterator[Finding]:
             )
         return
     best = max((v for v in (finite(record.value) for record in last) if v is not None), default=value)
-    yield from _verdict(run, stop, last[-1], value, best, target)
+    severity: Severity = "error" if division == "closed" else "warning"  # the open division lets it pass
+    yield from _verdict(run, stop, last[-1], value, best, target, failed=severity)
 
 
-def _verdict(run: Run, stop: Record, last: Record, value: float, best: float, target: float) -> Iterator[Finding]:
+def _verdict(
+    run: Run, stop: Record, last: Record, value: float, best: float, target: float, *, failed: Severity
+) -> Iterator[Finding]:
     why = f"A run ends with success at the evaluation that reaches {target:g}, and only there."
     if run.converged and value < target:
         earlier = f"; an earlier one reached {best:.5f}" if best >= target else ""
@@ -179,7 +182,7 @@ def _verdict(run: Run, stop: Record, last: Record, value: float, best: float, ta
     elif not run.converged:
         what = f"the run did not converge: status aborted, eval_accuracy at most {best:.7g}, below {target:g}"
         advice = "One such run of ten counts as the slowest; a second makes the result invalid."
-        yield Finding("error", run.path, stop.line, "eval_accuracy", what, why, advice)
+        yield Finding(failed, run.path, stop.line, NOT_CONVERGED, what, why, advice)
 
 
 def target_of(run: Run, round_name: str, division: str) -> float | None:

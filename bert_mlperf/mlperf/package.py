@@ -12,7 +12,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from bert_mlperf.errors import UserError
 from bert_mlperf.mlperf import sources
 from bert_mlperf.mlperf.check import check_result, check_submission
 from bert_mlperf.mlperf.checking import print_findings
-from bert_mlperf.mlperf.findings import Finding, counts, sort
+from bert_mlperf.mlperf.findings import NOT_CONVERGED, Finding, counts, sort
 from bert_mlperf.report import statistics
 from bert_mlperf.report.runs import Run
 from bert_mlperf.report.score import score
@@ -187,17 +187,9 @@ def judge(tree: Path, round_name: str) -> list[Finding]:
 
 def _accepted(findings: Sequence[Finding]) -> list[Finding]:
     """One run of a result may be the slowest because it did not converge: then that is no error."""
-    failed = {
-        f.path for f in findings if f.severity == "error" and f.rule == "eval_accuracy" and "not converge" in f.what
-    }
-    others = {f.path for f in findings if f.severity == "error"} - failed
+    failed = {f.path for f in findings if f.severity == "error" and f.rule == NOT_CONVERGED}
+    others = {f.path for f in findings if f.severity == "error" and f.rule != NOT_CONVERGED}
     if len(failed) != 1 or others:
         return list(findings)
     why = "One run of ten may; it counts as the slowest."
-    path = failed.pop()
-    return [
-        Finding("warning", f.path, f.line, f.rule, f.what, why, source=f.source)
-        if f.path == path and f.severity == "error" and f.rule == "eval_accuracy"
-        else f
-        for f in findings
-    ]
+    return [replace(f, severity="warning", why=why, advice="") if f.severity == "error" else f for f in findings]

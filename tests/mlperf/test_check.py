@@ -229,9 +229,7 @@ def test_published_logs_have_no_false_error(reference_dir: Path) -> None:
         pytest.skip("no published logs")
     outcome = check_paths([folder / name for name in ("v2.0", "v2.1", "v5.0")])
     errors = [f for f in outcome.findings if f.severity == "error"]
-    assert [(f.path.parts[-5], f.path.name, f.rule) for f in errors] == [
-        ("results", "result_6.txt", "eval_accuracy")
-    ] or [(f.path.name, f.line, f.what[:24]) for f in errors] == [("result_6.txt", 448, "the run did not converge")]
+    assert [(f.path.name, f.line, f.what[:24]) for f in errors] == [("result_6.txt", 448, "the run did not converge")]
     late = {f.path.parts[-3] for f in outcome.findings if f.rule == "cadence"}
     assert {name.split("_")[-2] for name in late if name.startswith("HPE")} == {"2N", "8N", "A100-SXM-80GB"}
     assert len(outcome.submissions) == 5

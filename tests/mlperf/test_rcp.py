@@ -26,18 +26,18 @@ def with_batch(folder: Path, batch: int, scale: float) -> Path:
     return submission.write(folder / f"S{batch}", batch=batch, evaluations=max(3, round(scale * known.mean / interval)))
 
 
-@pytest.mark.parametrize("batch", (*TABLE, *BETWEEN))
-def test_verdict_and_factor_are_the_official_ones(tmp_path: Path, batch: int) -> None:
-    for scale in (0.9, 0.98, 1.1):
-        (system,) = find_systems([with_batch(tmp_path / str(scale), batch, scale)])
-        mine = rcp.convergence(system.runs, "5.0.0")
-        with contextlib.redirect_stdout(io.StringIO()):
-            passed, _, factor = rcp_checker.check_directory(
-                str(system.place.folder), "training", "5.0.0", False, False, rcp_pass="pruned_rcps"
-            )
-        assert mine.passed == passed
-        if passed:
-            assert mine.factor == pytest.approx(float(factor), rel=1e-12)
+@pytest.mark.parametrize(("number", "batch"), enumerate((*TABLE, *BETWEEN)))
+def test_verdict_and_factor_are_the_official_ones(tmp_path: Path, number: int, batch: int) -> None:
+    scale = (0.98, 1.1, 0.9)[number % 3]
+    (system,) = find_systems([with_batch(tmp_path, batch, scale)])
+    mine = rcp.convergence(system.runs, "5.0.0")
+    with contextlib.redirect_stdout(io.StringIO()):
+        passed, _, factor = rcp_checker.check_directory(
+            str(system.place.folder), "training", "5.0.0", False, False, rcp_pass="pruned_rcps"
+        )
+    assert mine.passed == passed
+    if passed:
+        assert mine.factor == pytest.approx(float(factor), rel=1e-12)
 
 
 def test_points_of_every_round_and_what_is_pruned() -> None:
