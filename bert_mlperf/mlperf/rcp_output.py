@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from bert_mlperf.report.charts import BLUE, GRAY, GREEN, ORANGE
 from bert_mlperf.report.systems import SystemRuns, find_systems
 
 MARKERS = "osD^vP*X<>"
-SIZE_INCHES, DOTS_PER_INCH = (9.0, 5.6), 120
+BESIDE = 1.04  # ratio of two places on the axis for results with the same batch
+SIZE_INCHES, DOTS_PER_INCH = (9.0, 6.6), 120
 KINDS = {"point": "reference point", "interpolated": "interpolated", "smallest": "the smallest point"}
 
 
@@ -142,9 +144,12 @@ def draw(found: Sequence[tuple[SystemRuns, str, Convergence]], round_name: str, 
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
     points = rcp.points(round_name)
-    _draw_band(axes, points, round_name)
+    _draw_band(axes, points, round_name, least=min((result.global_batch_size for _, _, result in found), default=10**9))
+    beside: Counter[int] = Counter()  # systems at a batch, drawn one beside the other
     for index, (system, _, result) in enumerate(found):
-        _draw_runs(axes, system, result, index)
+        batch = result.global_batch_size
+        _draw_runs(axes, system, result, index, x=batch * BESIDE ** beside[batch])
+        beside[batch] += 1
     sizes = sorted({p.global_batch_size for p in points} | {result.global_batch_size for _, _, result in found})
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(_apart(sizes)))
@@ -155,15 +160,16 @@ def draw(found: Sequence[tuple[SystemRuns, str, Convergence]], round_name: str, 
     axes.set_ylabel("samples to the target (millions)")
     axes.set_title(f"Convergence beside the reference of round {round_name}", fontsize=12)
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", fontsize=8)
+    figure.legend(loc="outside lower center", fontsize=8, ncols=1 if len(found) > 1 else 2)
     try:
         figure.savefig(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; choose another place.") from None
 
 
-def _draw_band(axes: Axes, points: Sequence[Reference], round_name: str) -> None:
-    low, high = points[0].global_batch_size, points[-1].global_batch_size
+def _draw_band(axes: Axes, points: Sequence[Reference], round_name: str, *, least: int) -> None:
+    """`least`: the smallest batch that is drawn; below all points the smallest one holds."""
+    low, high = min(least, points[0].global_batch_size), points[-1].global_batch_size
     sizes = sorted({round(low * (high / low) ** (k / 60)) for k in range(61)} | {p.global_batch_size for p in points})
     band = [ref for size in sizes if (ref := rcp.reference(round_name, size)) is not None]
     x = [size for size in sizes if low <= size <= high]
@@ -181,11 +187,10 @@ def _draw_band(axes: Axes, points: Sequence[Reference], round_name: str) -> None
     axes.plot([p.global_batch_size for p in points], [p.mean for p in points], "|", color=GREEN, ms=12, mew=2)
 
 
-def _draw_runs(axes: Axes, system: SystemRuns, result: Convergence, index: int) -> None:
+def _draw_runs(axes: Axes, system: SystemRuns, result: Convergence, index: int, *, x: float) -> None:
     """Open dots for the runs, one that did not converge left out; a full mark for their olympic mean."""
     color, marker = (BLUE, ORANGE, GRAY)[index % 3], MARKERS[index % len(MARKERS)]
     finite = [value for value in result.samples if math.isfinite(value)]
-    x = result.global_batch_size
     axes.plot([x] * len(finite), finite, marker, mfc="none", mec=color, ms=5, alpha=0.7, ls="none")
     if math.isfinite(result.mean):
         label = f"{system.submitter} {system.name}"
@@ -193,7 +198,7 @@ def _draw_runs(axes: Axes, system: SystemRuns, result: Convergence, index: int) 
         axes.plot([x], [result.mean], marker, color=color, ms=9, ls="none", label=f"{label}: runs and mean")
 
 
-def _apart(sizes: Sequence[int], ratio: float = 1.13) -> list[int]:
+def _apart(sizes: Sequence[int], ratio: float = 1.3) -> list[int]:
     """Those of ascending sizes that are far enough apart to be written beside one another."""
     kept: list[int] = []
     for size in sizes:
