@@ -123,6 +123,8 @@ def run_report(options: argparse.Namespace) -> int:
     console = _console()
     for item in series:
         console.print(scaling_table.table(item))
+    for line in (*map(scaling_table.headline, series), *scaling_table.footnotes(series)):
+        console.print(line, soft_wrap=True)
     if options.out is None:
         console.print("--out DIR writes the page, charts, CSV and JSON.")
         return 0
@@ -130,7 +132,7 @@ def run_report(options: argparse.Namespace) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         files = scaling_table.write_files(series, options.out)
         files += scaling_charts.draw_charts(series, options.out)
-        files.append(page.write_page(series, options.out / "report.html", title="Scaling efficiency", notes=()))
+        files.append(page.write_page(series, options.out / "report.html", title="Scaling efficiency"))
     except OSError as error:
         raise UserError(f"{options.out} cannot be written: {error.strerror}; choose another folder.") from None
     console.print("written " + ", ".join(str(path) for path in files), soft_wrap=True)
@@ -138,4 +140,4 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False, emoji=False)

@@ -75,7 +75,9 @@ def run_init(options: argparse.Namespace) -> int:
     else:
         write_new(options.out, text)
     stream = sys.stderr if options.out is None else sys.stdout
-    console = Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+    console = Console(
+        file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False, emoji=False
+    )
     console.print(facts_table(described))
     for line in closing_lines(described, out=options.out, has_run="run" in template):
         console.print(line, soft_wrap=True)
@@ -200,7 +202,7 @@ def closing_lines(described: dict[str, Fact], *, out: Path | None, has_run: bool
 
 def run_validate(files: Iterable[Path], *, round_name: str) -> int:
     """Prints the faults of each file; the exit code: 0 no error, 1 an error, 2 a file could not be judged."""
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     code, round_name = EXIT_VALID, rules.parse_round(round_name)
     for file in files:
         try:

@@ -37,6 +37,7 @@ ROUND_TABLE = {
 
 BENCHMARK = "bert"
 ROUNDS = tuple(name for name in ROUND_TABLE if name != EDITED)
+ROUNDS_WITHOUT_BERT = ("5.1.0", "6.0.0", "6.1.0")  # those that were published since
 DEFAULT_ROUND = "5.0.0"  # the last round that has BERT
 DIVISIONS = ("closed", "open")
 CLOSED_MODEL = "bert-large"

@@ -12,6 +12,7 @@ from bert_mlperf.mlperf.lint_course import lint_course
 from bert_mlperf.mlperf.lint_lines import lint_lines
 from bert_mlperf.mlperf.lint_runs import lint_runs
 from bert_mlperf.mlperf.lint_values import lint_values
+from bert_mlperf.report.logs import printable
 from bert_mlperf.report.runs import Run, read_run
 from bert_mlperf.report.systems import LogFolder, SystemRuns, read_system, round_of_path, round_of_run
 
@@ -63,7 +64,7 @@ def verdict_on(run: Run, round_name: str) -> Verdict:
     """As `check_log`, on a run that was read."""
     findings = merge(official.compliance(run.log, round_name), lint(run, round_name))
     said = run.log.first("submission_division")
-    division = "(no division)" if said is None else str(said.value)[:40]
+    division = "(no division)" if said is None else printable(said.value)[:40]
     return Verdict(run.path, round_name, division, tuple(sort(findings)), _summary(run), _target_met(run))
 
 
@@ -211,7 +212,7 @@ def _beside_results(folder: Path) -> Iterator[Finding]:
 
 
 def _summary(run: Run) -> str:
-    parts = [f"benchmark {run.text('submission_benchmark') or 'not named'}"]
+    parts = [f"benchmark {run.text('submission_benchmark')[:40] or 'not named'}"]
     if model := run.text("model_name"):
         parts.append(f"model {model[:60]}")
     if run.evaluations:
@@ -220,7 +221,7 @@ def _summary(run: Run) -> str:
         samples = "?" if last.samples is None else last.samples
         parts.append(f"last accuracy {value} at {samples} samples")
     parts.append(f"run {run.status or 'without status'}"[:60] if run.log.counts["run_stop"] else "run not stopped")
-    return ", ".join(parts)
+    return printable(", ".join(parts))
 
 
 def _target_met(run: Run) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,7 @@ from bert_mlperf.config.doctor import PIPE_WIDTH
 from bert_mlperf.errors import UserError
 from bert_mlperf.mlperf.check import EXIT_INVALID, EXIT_UNUSABLE, EXIT_VALID, Result, check_result, check_submission
 from bert_mlperf.mlperf.findings import Finding, counts, sort
+from bert_mlperf.report.logs import printable
 from bert_mlperf.report.systems import LogFolder, find_logs
 from bert_mlperf.report.work_progress import WorkProgress
 
@@ -154,7 +156,10 @@ def to_sarif(outcome: Outcome) -> dict[str, Any]:
 
 
 def _sarif_result(finding: Finding) -> dict[str, Any]:
-    location: dict[str, Any] = {"artifactLocation": {"uri": _shown(finding.path)}}
+    path = finding.path
+    uri = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else None
+    place = path.absolute().as_uri() if uri is None else quote(os.fsencode(uri))
+    location: dict[str, Any] = {"artifactLocation": {"uri": place}}
     if finding.line:
         location["region"] = {"startLine": finding.line}
     return {
@@ -166,12 +171,18 @@ def _sarif_result(finding: Finding) -> dict[str, Any]:
 
 
 def _print(outcome: Outcome) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, soft_wrap=True, highlight=False, markup=False)
+    console = Console(
+        width=None if sys.stdout.isatty() else PIPE_WIDTH, soft_wrap=True, highlight=False, markup=False, emoji=False
+    )
     for path, reason in outcome.unusable:
         console.print(f"{_shown(path)}: cannot be judged")
-        console.print(f"  error: {reason}", style="red")
+        console.print(f"  error: {printable(reason)}", style="red")
     print_findings(console, outcome.findings)
-    if len(outcome.results) == 1 and len(outcome.results[0].verdicts) == 1:
+    if (
+        not outcome.unusable
+        and [len(result.place.logs) for result in outcome.results] == [1]
+        and not outcome.submissions
+    ):
         verdict = outcome.results[0].verdicts[0]
         verdict = replace(verdict, findings=tuple(outcome.findings))
         console.print(f"{_shown(verdict.path)}: {verdict}", style="green" if verdict.ok else "red")
@@ -214,11 +225,11 @@ def _print_finding(console: Console, finding: Finding, others: Sequence[Finding]
     head = Text(f"{finding.severity:8s}", style=COLOURS[finding.severity])
     place = _shown(finding.path) + (f":{finding.line}" if finding.line else "")
     console.print(head.append(f"{place}  ({finding.rule}, {finding.source})", style="default"))
-    console.print(f"        {finding.what}")
+    console.print(f"        {printable(finding.what)}")
     if finding.why:
-        console.print(f"        why: {finding.why}")
+        console.print(f"        why: {printable(finding.why)}")
     if finding.advice:
-        console.print(f"        do:  {finding.advice}")
+        console.print(f"        do:  {printable(finding.advice)}")
     if others:
         same = all(f.path == finding.path for f in others)
         names = ", ".join(
@@ -226,7 +237,7 @@ def _print_finding(console: Console, finding: Finding, others: Sequence[Finding]
         )
         names = f"lines {names}" if same else names
         more = f" and {len(others) - ALSO} more" if len(others) > ALSO else ""
-        console.print(f"        likewise: {names}{more}")
+        console.print(f"        likewise: {printable(names)}{more}")
 
 
 def _table(outcome: Outcome) -> Table:
@@ -238,7 +249,7 @@ def _table(outcome: Outcome) -> Table:
         table.add_row(
             _shown(result.place.folder),
             result.round_name,
-            ", ".join(dict.fromkeys(v.division for v in result.verdicts)),
+            printable(", ".join(dict.fromkeys(v.division for v in result.verdicts))),
             str(len(result.place.logs)),
             str(sum(v.ok for v in result.verdicts)),
             str(sum(v.target_met for v in result.verdicts)),
@@ -250,5 +261,4 @@ def _table(outcome: Outcome) -> Table:
 
 def _shown(path: Path) -> str:
     """The path as a person would type it here."""
-    text = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return printable(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

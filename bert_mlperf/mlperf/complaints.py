@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bert_mlperf.config import rules
-from bert_mlperf.report.logs import Record
+from bert_mlperf.report.logs import Record, parse_record
 
 INIT_MINUTES = {"open": 240, "closed": 30}  # since 1.0
 INIT_MINUTES_0_7 = 20
@@ -43,9 +43,7 @@ def explain(message: str, records: Sequence[Record], round_name: str) -> str:
         record = next((r for r in records if r.index == index), Record(0, index, "a line"))
         return _failed_line(record, match[2].strip(), records, round_name)
     if match := re.match(r"(?s)Failed executing CHECK code:\n(.*?)\ntriggered by line:\n.*?:::MLLOG (.*?)\n", message):
-        return (
-            f"{_key_of(match[2])}: expected {_expected(match[1].strip(), records, round_name)}, found {match[2][:160]}"
-        )
+        return _crashed_line(match[2], _expected(match[1].strip(), records, round_name), records)
     if match := re.match(r"Could not find config file: .*?(\w+)_(\w+)\.yaml", message):
         return f"the rules of {round_name} know no division {match[1]!r} of benchmark {match[2]!r}"
     return " ".join(message.split())[:300]
@@ -61,6 +59,19 @@ def explain_crash(error: Exception, records: Sequence[Record]) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _crashed_line(text: str, expected: str, records: Sequence[Record]) -> str:
+    """A test that could not even be made, of the line whose JSON is `text`."""
+    same = parse_record(0, 0, text)
+    for record in records:
+        if (record.key, record.value, record.metadata, record.time_ms) == (
+            same.key, same.value, same.metadata, same.time_ms
+        ):  # fmt: skip
+            own = {key: value for key, value in record.metadata.items() if key not in ("file", "lineno")}
+            found = f"metadata {own}" if expected.startswith("metadata") else repr(record.value)
+            return f"{record.key} (line {record.line}): expected {expected}, found {found[:160]}"
+    return f"{_key_of(text)}: expected {expected}, found {text[:160]}"
 
 
 def _key_of(json_text: str) -> str:

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from bert_mlperf.config import rules
 from bert_mlperf.mlperf.findings import NOT_CONVERGED, Finding, Severity
 from bert_mlperf.report.logs import Record
-from bert_mlperf.report.runs import Run, finite, logged_samples
+from bert_mlperf.report.runs import Run, count, finite, logged_samples
 
 INIT_MINUTES = {"closed": 30, "open": 240}
 INIT_MINUTES_0_7 = 20
 DAY_S = 86_400
+MAX_LISTED = 1_000  # records of a key that are looked at one by one
+COUNTS = ("epoch_num", "first_epoch_num", "epoch_count", "samples_count")  # in the metadata of an event
 EARLIEST_S = 1_514_764_800  # 2018, when MLPerf began
 DURING = ("epoch_start", "epoch_stop", "block_start", "block_stop", "eval_start", "eval_stop", "eval_accuracy")
 
@@ -24,6 +26,7 @@ def lint_course(run: Run, round_name: str, division: str, *, now_s: float | None
     yield from _initialisation(run, round_name, division)
     yield from _accuracies(run)
     yield from _metadata(run)
+    yield from _pairs(run)
     yield from _status(run, round_name, division)
     yield from _samples(run)
     if division == "closed":
@@ -103,14 +106,34 @@ def _accuracies(run: Run) -> Iterator[Finding]:
 
 
 def _metadata(run: Run) -> Iterator[Finding]:
+    """Counts beside events: numbers from 0 on, and epoch_num at every evaluation."""
+    why = "Progress is counted in training samples, a number that other tools read."
+    for key in DURING:
+        for record in run.log.all(key)[:MAX_LISTED]:
+            for name in COUNTS:
+                if name in record.metadata and count(record.metadata[name]) is None:
+                    found = repr(record.metadata[name])[:60]
+                    what = f"{key}: expected metadata {name} as a number from 0 on, found {found}"
+                    yield Finding(
+                        "error", run.path, record.line, key, what, why, f"Log {name}=<training samples so far>."
+                    )
     for record in run.log.all("eval_accuracy"):
         if "epoch_num" not in record.metadata and not record.odd:
             what = "eval_accuracy: expected metadata epoch_num, found none"
-            why = "The RCP check reads the training samples there."
-            yield Finding(
-                "error", run.path, record.line, "eval_accuracy", what, why, "Log epoch_num=<training samples so far>."
-            )
+            why, advice = "The RCP check reads the training samples there.", "Log epoch_num=<training samples so far>."
+            yield Finding("error", run.path, record.line, "eval_accuracy", what, why, advice)
             return
+
+
+def _pairs(run: Run) -> Iterator[Finding]:
+    """Starts and stops."""
+    for name in ("block", "epoch", "eval"):
+        starts, stops = run.log.counts[f"{name}_start"], run.log.counts[f"{name}_stop"]
+        if starts != stops and (starts and stops):
+            more = f"{name}_start" if starts > stops else f"{name}_stop"
+            records = run.log.all(more)
+            what = f"{starts} {name}_start and {stops} {name}_stop; expected one stop for each start"
+            yield Finding("warning", run.path, records[-1].line, more, what, "", "Log both ends of each.")
 
 
 def _status(run: Run, round_name: str, division: str) -> Iterator[Finding]:
@@ -244,25 +267,31 @@ def _growing(run: Run) -> Iterator[Finding]:
 
 
 def _cadence(run: Run) -> Iterator[Finding]:
-    """An evaluation at every k * interval, at the latest a batch behind the point rounded up to one."""
+    """An evaluation at every k * interval, rounded up to a batch, give or take a batch."""
     batch = run.global_batch_size
     if batch is None or run.samples_are_inferred:
         return
     interval = rules.eval_interval_samples(batch)
-    late = []
-    for number, item in enumerate(run.evaluations, start=1):
-        due = rules.round_up_to_batch(number * interval, batch)
-        if item.samples is not None and not due - batch <= item.samples <= due + batch:
-            late.append((item, due))
-    if not late:
-        return
-    item, due = late[0]
-    assert item.samples is not None
-    off = math.ceil(abs(item.samples - due) / batch)
-    where = "behind" if item.samples > due else "before"
-    what = (
-        f"evaluation at {item.samples:,} samples, expected at {due:,} ({off:,} batches {where} it); "
-        f"{len(late)} of {len(run.evaluations)} evaluations are off"
-    )
     why = f"Evaluations follow every {interval:,} samples at a global batch of {batch:,}, rounded up to a batch."
+    off, before = [], 0
+    for item in run.evaluations:
+        assert item.samples is not None
+        number = max(1, round(item.samples / interval))
+        due = rules.round_up_to_batch(number * interval, batch)
+        if number > before + 1 and off == []:
+            missing = rules.round_up_to_batch((before + 1) * interval, batch)
+            what = f"no evaluation at {missing:,} samples; the next one stands at {item.samples:,}"
+            yield Finding("warning", run.path, item.line, "cadence", what, why, "Evaluate at the required samples.")
+        if not due - batch <= item.samples <= due + batch or number == before:
+            off.append((item, due))
+        before = number
+    if not off:
+        return
+    item, due = off[0]
+    assert item.samples is not None
+    batches = math.ceil(abs(item.samples - due) / batch)
+    what = (
+        f"evaluation at {item.samples:,} samples, expected at {due:,} ({batches:,} batches "
+        f"{'behind' if item.samples > due else 'before'} it); {len(off)} of {len(run.evaluations)} evaluations are off"
+    )
     yield Finding("warning", run.path, item.line, "cadence", what, why, "Evaluate at the required samples.")

@@ -137,6 +137,9 @@ def _spelling(run: Run) -> Iterator[Finding]:
 def _not_finite(run: Run) -> Iterator[Finding]:
     why = "NaN and infinities are no JSON: other readers refuse the file."
     for record in run.log.records:
+        if not record.fault and record.metadata and _holds_not_finite(record.metadata):
+            what = f"{record.key[:60]}: metadata holds a number that is not finite"
+            yield Finding("error", run.path, record.line, record.key, what, why, "Log numbers only.")
         if not record.fault and record.value is not None and _holds_not_finite(record.value):
             severity: Severity = "error" if record.key in KNOWN_KEYS else "warning"
             what = f"{record.key[:60]}: {str(record.value)[:60]} is no finite number"

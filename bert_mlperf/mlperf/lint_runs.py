@@ -24,6 +24,7 @@ def lint_runs(system: SystemRuns, round_name: str) -> Iterator[Finding]:
     yield from _copies(system)
     yield from _converged(system)
     if system.place.in_submission:
+        yield from _names(system)
         yield from _description(system, round_name)
         for run in system.runs:
             yield from _batch(system, run)
@@ -112,6 +113,15 @@ def _description(system: SystemRuns, round_name: str) -> Iterator[Finding]:
         first = members[0]
         what = f"{fields}: {message}" if fields else message
         yield Finding(first.severity, path, first.line, "system-description", what, "", advice)
+
+
+def _names(system: SystemRuns) -> Iterator[Finding]:
+    top = system.place.submitter_folder
+    for name in (system.name, top.name if top is not None else ""):
+        if any(character in name for character in "[]*?"):
+            what = f"the name {name!r} holds one of []*?"
+            why = "The official checkers look for files by patterns, and take the name for one."
+            yield Finding("error", system.place.folder, 0, "layout", what, why, "Rename it.")
 
 
 def _other_case(path: Path) -> str:

@@ -9,6 +9,8 @@ The tree is built beside its place, checked there, and moved only if nothing in 
 """
 
 import json
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ from bert_mlperf.mlperf.findings import NOT_CONVERGED, Finding, counts, sort
 from bert_mlperf.report import statistics
 from bert_mlperf.report.runs import Run
 from bert_mlperf.report.score import score
-from bert_mlperf.report.systems import LogFolder, SystemRuns, find_logs, read_system
+from bert_mlperf.report.systems import MAX_DESCRIPTION_BYTES, LogFolder, SystemRuns, find_logs, read_system
 
 IMPLEMENTATION = "bert-mlperf"
 OWN_FIELDS = ("run",)  # of a system file, which MLPerf knows nothing of
@@ -52,15 +54,17 @@ def main_package(
 ) -> int:
     """Builds <out>/<submitter>; the exit code: 0 written, 1 refused with the findings. UserError on bad input."""
     name = rules.parse_round(round_name)
+    out, results = Path(os.path.abspath(out)), [Path(os.path.abspath(path)) for path in results]
     entries = [read_entry(place, systems) for place in _places(results)]
+    _distinct(entries)
     submitter = submitter_of(entries)
     target = out / submitter
     if target.exists() or target.is_symlink():
         raise UserError(f"{target} exists and is not overwritten; move it away or give --out another folder.")
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     made = _make(out)
     try:
-        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=out) as folder:
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=out) as folder:
             tree = Path(folder) / submitter
             notes = build(entries, tree)
             findings = [*notes, *judge(tree, name)]
@@ -70,22 +74,31 @@ def main_package(
                 return 1
             tree.rename(target)
     except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}; choose another folder.") from None
+        where = out if error.filename is None else os.fsdecode(error.filename)
+        raise UserError(f"{where} cannot be written: {error.strerror}; make room there, or choose another.") from None
     finally:
-        if made and not target.exists():
-            shutil.rmtree(made, ignore_errors=True)
+        _unmake(made)
     console.print(f"written: {target}: passes every official checker and our lint for {name}", style="green")
     return 0
 
 
-def _make(out: Path) -> Path | None:
-    """Makes the folder; the topmost one that was not there before."""
+def _make(out: Path) -> list[Path]:
+    """Makes the folder; those that were not there before, the innermost first."""
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {out} cannot be made: {error.strerror}; give a folder that can be written.") from None
-    return missing[-1] if missing else None
+    return missing
+
+
+def _unmake(made: list[Path]) -> None:
+    """Takes folders away that are empty."""
+    for folder in made:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
 
 
 def _places(results: Sequence[Path]) -> list[LogFolder]:
@@ -106,7 +119,13 @@ def read_entry(place: LogFolder, systems: Path | None) -> Entry:
     path = place.description if systems is None else systems / f"{place.system}.json"
     assert path is not None
     try:
+        if not path.is_file() and path.exists():
+            raise UserError(f"{path} is no file; expected a system description.")
+        if path.stat().st_size > MAX_DESCRIPTION_BYTES:
+            raise UserError(f"{path} has {path.stat().st_size:,} bytes; a system description has a few thousand.")
         description = json.loads(path.read_text(encoding="utf-8"))
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: {place.folder} needs the description of its system.") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -122,17 +141,27 @@ def read_entry(place: LogFolder, systems: Path | None) -> Entry:
     return Entry(system, path, description, runs)
 
 
+def _distinct(entries: Sequence[Entry]) -> None:
+    seen: dict[str, Entry] = {}
+    for entry in entries:
+        if (first := seen.setdefault(entry.name, entry)) is not entry:
+            raise UserError(
+                f"{first.system.place.folder} and {entry.system.place.folder} are both of a system {entry.name!r}; "
+                "a submission has each once."
+            )
+
+
 def submitter_of(entries: Sequence[Entry]) -> str:
     """The one submitter of all system files. UserError if there is none, more than one, or it cannot name a folder."""
-    names = {entry.description.get("submitter") for entry in entries}
+    names = {json.dumps(entry.description.get("submitter")) for entry in entries}
     if len(names) != 1:
-        listed = ", ".join(sorted(map(repr, names)))
+        listed = ", ".join(sorted(names))
         raise UserError(f"A submission has one submitter, the system files name {listed}; package them one by one.")
-    name = names.pop()
-    if not isinstance(name, str) or not name.strip() or "/" in name or name.startswith(".") or " " in name:
+    name = json.loads(names.pop())
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name):
         raise UserError(
-            f"{entries[0].path}: submitter is {name!r}, expected a name that can be a folder: no slash, no space, no "
-            "dot in front."
+            f"{entries[0].path}: submitter is {json.dumps(name)}, expected a name that can be a folder: a letter or "
+            "digit, then also _ . + -."
         )
     return name
 

@@ -18,9 +18,11 @@ from bert_mlperf.errors import UserError
 from bert_mlperf.mlperf import rcp
 from bert_mlperf.mlperf.rcp import Convergence, Reference
 from bert_mlperf.report.charts import BLUE, GRAY, GREEN, ORANGE
+from bert_mlperf.report.logs import printable
 from bert_mlperf.report.systems import SystemRuns, find_systems
 
 MARKERS = "osD^vP*X<>"
+MAX_BATCH = 10_000_000  # far above what any system trains with
 BESIDE = 1.04  # ratio of two places on the axis for results with the same batch
 SIZE_INCHES, DOTS_PER_INCH = (9.0, 6.6), 120
 KINDS = {"point": "reference point", "interpolated": "interpolated", "smallest": "the smallest point"}
@@ -34,12 +36,12 @@ def main_rcp(
         raise UserError("Give folders of runs, or --batch with a global batch size, or both.")
     given = None if round_name is None else rules.parse_round(round_name)
     for batch in batches:
-        if batch < 1:
-            raise UserError(f"--batch is {batch}, expected samples of a step, 1 or more.")
+        if not 1 <= batch <= MAX_BATCH:
+            raise UserError(f"--batch is {batch}, expected samples of a step, from 1 to {MAX_BATCH:,}.")
     if picture is not None:
         _check_picture(picture)
     found = [(system, *_converged(system, given)) for system in (find_systems(paths) if paths else [])]
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False, emoji=False)
     if found:
         console.print(results_table(found))
         for system, _, result in found:
@@ -86,7 +88,7 @@ def results_table(found: Sequence[tuple[SystemRuns, str, Convergence]]) -> Table
     for system, round_name, result in found:
         ref = result.reference
         table.add_row(
-            system.name,
+            printable(system.name),
             round_name,
             f"{result.global_batch_size:,}",
             str(len(result.samples)),

@@ -48,11 +48,13 @@ def copy(target: Path, logs: Iterable[Path]) -> list[Finding]:
 
 
 def _refuse_foreign(log: Path) -> None:
-    record = read_log(log).first("run_start")
-    file = str(record.metadata.get("file")) if record is not None else OWN_FOLDER
-    if not file.startswith(OWN_FOLDER):
+    for record in read_log(log).records:
+        file = str(record.metadata.get("file"))
+        if record.fault or file.startswith(OWN_FOLDER):
+            continue  # a line that cannot be read is told by the checks
         raise UserError(
-            f"{log} was written by {file!r}, not by bert-mlperf: its sources are not here; package it where they are."
+            f"{log}, line {record.line}, was written by {file[:60]!r}, not by bert-mlperf: its sources are not here; "
+            "package it where they are."
         )
 
 

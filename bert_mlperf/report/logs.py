@@ -1,7 +1,7 @@
 """Reads MLPerf logs line by line: what the official parser sees, and what it does not.
 
 A log is read once, in memory that does not grow with its size: of a key that the rules know the first 20,000 records
-are kept, of any other the first 1,000, and all that is kept stands in 24 MiB of text. Every record knows its line.
+are kept, of any other the first 1,000, and all that is kept stands in 8 MiB of text. Every record knows its line.
 """
 
 import json
@@ -28,10 +28,10 @@ KNOWN_KEYS = frozenset(
     submission_platform
     """.split()
 )
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 16
 MAX_RECORDS, MAX_OTHER_RECORDS, MAX_FAULTS = 20_000, 1_000, 200  # of a key, of an unknown key, of a log
-MAX_TEXT_BYTES = 24 << 20
-MAX_KEYS = 10_000
+MAX_TEXT_BYTES = 8 << 20  # as Python objects up to twenty times as much, for lists of empty lists
+MAX_KEYS, MAX_KEY_LENGTH = 10_000, 200  # that are counted one by one
 HEAD_BYTES = 4096
 
 _TOKEN = TOKEN.encode()
@@ -87,7 +87,8 @@ class Log:
 
     @property
     def faults(self) -> list[Record]:
-        return self._by_key.get("", [])
+        """Lines that the official parser cannot read."""
+        return [record for record in self.records if record.fault]
 
     @property
     def last_line(self) -> int:
@@ -99,7 +100,8 @@ class Log:
         if cached is None:
             cached = {}
             for record in self.records:
-                cached.setdefault("" if record.fault else record.key, []).append(record)
+                if not record.fault:
+                    cached.setdefault(record.key, []).append(record)
             self.__dict__["_index"] = cached
         return cached
 
@@ -195,8 +197,9 @@ class _Reader:
             kept = self._faults <= MAX_FAULTS
         else:
             known = key in KNOWN_KEYS
-            if key in self._counts or len(self._counts) < MAX_KEYS or known:
-                self._counts[key] += 1
+            if len(key) > MAX_KEY_LENGTH or (len(self._counts) >= MAX_KEYS and key not in self._counts and not known):
+                key = "(other)"
+            self._counts[key] += 1
             kept = self._counts[key] <= (MAX_RECORDS if known else MAX_OTHER_RECORDS)
         if kept and self._kept_bytes + size <= MAX_TEXT_BYTES:
             self._kept_bytes += size
@@ -250,6 +253,8 @@ def _odd(content: dict[str, Any]) -> str:
         return f"time_ms is {_shown(json.dumps(time_ms))}, expected a number of milliseconds"
     if not isinstance(key, str):
         return f"the key is {_shown(json.dumps(key))}, expected a string"
+    if not key.strip():
+        return "the key is empty"
     if not isinstance(metadata, dict):
         return f"metadata is {_shown(json.dumps(metadata))}, expected an object"
     return ""
@@ -257,5 +262,9 @@ def _odd(content: dict[str, Any]) -> str:
 
 def _shown(value: object) -> str:
     """A value in a message: short, printable."""
-    text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)[:80]
+    return printable(value.decode("latin-1") if isinstance(value, bytes) else str(value))[:80]
+
+
+def printable(text: object) -> str:
+    """Text of a log or of a name on one line: what a terminal would obey is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))

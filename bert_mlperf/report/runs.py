@@ -60,8 +60,8 @@ class Run:
     @cached_property
     def global_batch_size(self) -> int | None:
         """Samples of a step, over all ranks."""
-        value = self.number("global_batch_size")
-        return int(value) if value is not None and 1 <= value < 2**53 else None
+        record = self.log.first("global_batch_size")
+        return (count(record.value) or None) if record is not None else None
 
     @cached_property
     def status(self) -> str:
@@ -120,8 +120,9 @@ class Run:
     @cached_property
     def train_samples(self) -> int | None:
         """Training samples of the whole run: what train_samples says, else those of the last evaluation."""
-        value = self.number("train_samples")
-        return int(value) if value is not None and value >= 0 else self.samples_at_end
+        record = self.log.first("train_samples")
+        said = None if record is None else count(record.value)
+        return self.samples_at_end if said is None else said
 
     @property
     def samples_at_end(self) -> int | None:
@@ -144,12 +145,15 @@ def read_run(path: Path) -> Run:
 
 
 def logged_samples(record: Record) -> int | None:
-    """Training samples of an evaluation as the log states them: epoch_num, else samples_count."""
-    for key in ("epoch_num", "samples_count"):
-        value = finite(record.metadata.get(key))
-        if value is not None and 0 <= value < 2**53:
-            return int(value)
-    return None
+    """Training samples of an evaluation as the log states them: epoch_num, samples_count only where that is missing."""
+    key = "epoch_num" if "epoch_num" in record.metadata else "samples_count"
+    return count(record.metadata.get(key))
+
+
+def count(value: Any) -> int | None:
+    """A number of samples: a JSON number from 0 to 2^53, without its fraction."""
+    number = finite(value)
+    return int(number) if number is not None and 0 <= number < 2**53 else None
 
 
 def finite(value: Any) -> float | None:

@@ -155,7 +155,7 @@ def read_description(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        if path.stat().st_size > MAX_DESCRIPTION_BYTES:
+        if not path.is_file() or path.stat().st_size > MAX_DESCRIPTION_BYTES:
             return {}
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
@@ -166,7 +166,8 @@ def read_description(path: Path | None) -> dict[str, Any]:
 def round_of_path(path: Path) -> str | None:
     """The round that a folder above says, the nearest first: v2.1, training_results_v5.0, 4.1.0."""
     for part in reversed(path.parts):
-        if match := re.search(r"(?:^|_)v?(\d+\.\d+)(?:\.0)?$", part):
+        match = re.search(r"(?:^|_)v?(\d+\.\d+)(?:\.0)?$", part)
+        if match and f"{match[1]}.0" in (*rules.ROUNDS, *rules.ROUNDS_WITHOUT_BERT):
             return f"{match[1]}.0"
     return None
 

@@ -207,6 +207,23 @@ def test_two_failed_runs_are_no_result(tree: Path, capsys: pytest.CaptureFixture
     assert "the run did not converge: status aborted, eval_accuracy at most 0.71, below 0.72" in text
 
 
+def test_a_log_cannot_write_lines_of_its_own(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(closed, '"value": "bert-large"', json.dumps("value") + ": " + json.dumps("\x1b[31mx\nVALID for 9"))
+    assert main_check([path]) == 0
+    assert "model \\x1b[31mx\\nVALID for 9" in capsys.readouterr().out
+
+
+def test_the_verdict_stands_on_the_folder_where_only_one_log_can_be_read(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tree / "results" / "box" / "bert"
+    for number in range(9):
+        (folder / f"result_{number}.txt").write_text("hello")
+    assert main_check([folder]) == 1
+    text = capsys.readouterr().out
+    assert "result_9.txt: INVALID" not in text and "is no MLPerf log" in text
+
+
 def test_too_fast_convergence_and_scaling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main_check([submission.write(tmp_path / "Fast", evaluations=13)]) == 1
     assert "it converges faster than chance allows" in capsys.readouterr().out

@@ -157,6 +157,21 @@ def test_a_clock_in_seconds_is_told(tmp_path: Path) -> None:
         (lambda r: r[at(r, "eval_accuracy")].update(value=None), "expected a number from 0 to below 1, found None"),
         (lambda r: r[at(r, "eval_accuracy")]["metadata"].pop("epoch_num"), "expected metadata epoch_num, found none"),
         (lambda r: r[at(r, "eval_accuracy")]["metadata"].update(epoch_num=9**9), "does not exceed 387,420,489"),
+        (lambda r: r[at(r, "eval_accuracy")]["metadata"].update(epoch_num=-3, samples_count=9), "from 0 on, found -3"),
+        (
+            lambda r: r[at(r, "eval_accuracy")]["metadata"].update(epoch_num="x"),
+            "epoch_num as a number from 0 on, found",
+        ),
+        (
+            lambda r: r[at(r, "block_start")]["metadata"].update(first_epoch_num=[1]),
+            "first_epoch_num as a number from 0",
+        ),
+        (
+            lambda r: r[at(r, "epoch_stop")]["metadata"].update(epoch_num=float("nan")),
+            "metadata holds a number that is",
+        ),
+        (lambda r: r[at(r, "seed")].update(key=""), "the key is empty"),
+        (lambda r: r[at(r, "eval_accuracy")]["metadata"].update(epoch_num=None), "from 0 on, found None"),
         (
             lambda r: r[at(r, "eval_accuracy")].update(metadata=None),
             "eval_accuracy: metadata is null, expected an object",
@@ -185,6 +200,7 @@ def test_errors_in_words(tmp_path: Path, change: Callable[[list[Record]], object
         (lambda r: r.insert(len(r), r.pop(0)), "cache_clear", "stands behind run_start"),
         (lambda r: r[at(r, "eval_samples")].update(value=10_240), "eval_samples", "expected 10,000, found 10240"),
         (lambda r: r[at(r, "train_samples")].update(value=2_600_000), "train_samples", "is 2,600,000, the last"),
+        (lambda r: r.insert(430, r[at(r, "block_start")]) or r.insert(9, r.pop()), "block_start", "2 block_start and 1"),
         (lambda r: r[at(r, "submission_org")].update(value="ORG_PLACEHOLDER"), "submission_org", "a placeholder"),
         (lambda r: r[at(r, "opt_epsilon")].update(value=1e-5), "opt_lamb_epsilon", "is 1e-06, opt_epsilon is 1e-05"),
         (lambda r: r[at(r, "opt_lamb_beta_1")].update(key="opt_lamb_beta1"), "key-spelling", "like 'opt_lamb_beta_1'"),
@@ -211,6 +227,12 @@ def test_evaluations_off_the_rule_are_a_warning_with_the_first_place(tmp_path: P
     assert json.loads(line.removeprefix(":::MLLOG "))["metadata"]["epoch_num"] == 1_050_112 + 4480
     assert "evaluation at 1,054,592 samples, expected at 1,050,112 (10 batches behind it); 11 of 17" in warning.what
     assert found(path) == []
+
+
+def test_a_missing_evaluation_is_named(tmp_path: Path) -> None:
+    path = log_of(tmp_path, lambda records: records.pop(at(records, "eval_accuracy") + 4) and None)
+    (warning,) = found(path, "warning")
+    assert warning.what == "no evaluation at 750,400 samples; the next one stands at 900,032"
 
 
 @pytest.mark.parametrize("offset", [-448, 448])

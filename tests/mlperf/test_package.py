@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -107,13 +108,38 @@ BREAKS = {
     "other sources": (
         lambda r: change(r / "box/bert/result_0.txt", "bert_mlperf/train/run.py", "/workspace/bert/run_pretraining.py"),
         2,
-        "was written by '/workspace/bert/run_pretraining.py', not by bert-mlperf",
+        "line 1, was written by '/workspace/bert/run_pretraining.py', not by bert-mlperf",
     ),
     "no log": (lambda r: (r / "box/bert/result_0.txt").write_text("hello"), 2, "cannot go into a submission"),
     "odd submitter": (
         lambda r: change(r.parent / "systems/box.json", '"submitter": "Somebody"', '"submitter": "a/b"'),
         2,
-        "submitter is 'a/b', expected a name that can be a folder",
+        'submitter is "a/b", expected a name that can be a folder',
+    ),
+    "submitter is no text": (
+        lambda r: change(r.parent / "systems/box.json", '"submitter": "Somebody"', '"submitter": {"a": "\\ud800"}'),
+        2,
+        "expected a name that can be a folder",
+    ),
+    "one foreign line": (
+        lambda r: change(
+            r / "box/bert/result_2.txt", '"bert_mlperf/train/run.py", "lineno": 430', '"x.py", "lineno": 430'
+        ),
+        2,
+        "result_2.txt, line 430, was written by 'x.py'",
+    ),
+    "a pipe": (
+        lambda r: ((r.parent / "systems/box.json").unlink(), os.mkfifo(r.parent / "systems/box.json")),
+        2,
+        "box.json is no file",
+    ),
+    "brackets": (
+        lambda r: (
+            (r / "box").rename(r / "b[o]x"),
+            (r.parent / "systems/box.json").rename(r.parent / "systems/b[o]x.json"),
+        ),
+        1,
+        "the name 'b[o]x' holds one of []*?",
     ),
     "elsewhere": (lambda r: (r / "box").rename(r.parent / "box"), 2, "has no result_<n>.txt"),
 }
@@ -130,6 +156,35 @@ def test_what_would_be_rejected_is_refused(
     said = capsys.readouterr()
     assert words in (said.err if code == 2 else said.out), said
     assert not out.parent.exists()
+
+
+def test_relative_paths_work_from_anywhere(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["package", "checkout/results", "--out", "out"]) == 0
+    assert (tmp_path / "out" / "Somebody" / "README.md").is_file()
+
+
+def test_one_log_or_one_system_twice(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["package", str(results / "box/bert/result_1.txt"), "--out", str(tmp_path / "out")]) == 2
+    assert "is one log; give the folder of the ten runs" in capsys.readouterr().err
+    other = submission.write(tmp_path / "other")
+    assert main(["package", str(results), str(other), "--out", str(tmp_path / "out")]) == 2
+    assert "are both of a system 'box'" in capsys.readouterr().err
+
+
+def test_a_refusal_takes_nothing_away_that_others_made(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (results / "box/bert/result_9.txt").unlink()
+    out = tmp_path / "new" / "out"
+
+    def meanwhile(*_: object, **__: object) -> list[object]:
+        (out / "precious.txt").write_text("mine")
+        return []
+
+    monkeypatch.setattr(sources, "copy", meanwhile)
+    assert main(["package", str(results), "--out", str(out)]) == 1
+    assert [path.name for path in out.iterdir()] == ["precious.txt"]
 
 
 def test_one_failed_run_goes_in_as_the_slowest(

@@ -88,6 +88,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         ([], "Give folders of runs, or --batch"),
         (["--batch", "0"], "--batch is 0, expected"),
+        (["--batch", str(10**26)], "from 1 to 10,000,000"),
         (["--batch", "9", "--picture", "a.txt"], "ends in .png"),
         (["--batch", "9", "--round", "5.1"], "Round 5.1.0 has no BERT"),
         (["gone"], "gone does not exist"),

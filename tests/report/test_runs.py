@@ -130,7 +130,7 @@ def test_processors_count_where_there_are_no_accelerators(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("path", "name"),
     [("/a/v2.1/X", "2.1.0"), ("/a/training_results_v5.0/X", "5.0.0"), ("/4.1.0/X", "4.1.0"), ("/a/b12.3x/X", None),
-     ("/v5.0/v2.0/X", "2.0.0"), ("/v7.0/X", "7.0.0")],
+     ("/v5.0/v2.0/X", "2.0.0"), ("/v7.0/X", None), ("/v6.0/X", "6.0.0"), ("/run_0.72/v1.5/X", None)],
 )  # fmt: skip
 def test_the_round_of_a_path(path: str, name: str | None) -> None:
     assert round_of_path(Path(path)) == name
@@ -142,3 +142,26 @@ def test_a_result_that_is_no_file_is_told(tmp_path: Path) -> None:
     (system,) = find_systems([top])
     assert len(system.runs) == 2
     assert "is no file but a pipe" in system.unreadable[0][1]
+
+
+def test_many_long_keys_cost_nothing(tmp_path: Path) -> None:
+    """12 MB of records with a key of their own, 12,000 letters each, and one record that is a list of empty lists."""
+    path = tmp_path / "log"
+    with path.open("w") as file:
+        for number in range(1000):
+            file.write(line(f"{number}" + "k" * 12_000) + "\n")
+        file.write(line("seed", [[]] * 300_000) + "\n" + line("run_stop", status="success") + "\n")
+    tracemalloc.start()
+    log = read_log(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 25_000_000 and log.first("run_stop") is not None and len(log.counts) == 2
+    assert [odd.kind for odd in log.oddities] == ["long line"]
+
+
+def test_a_description_that_is_no_file_is_passed_over(tmp_path: Path) -> None:
+    top = submission.write(tmp_path / "S", runs=1)
+    (top / "systems" / "box.json").unlink()
+    os.mkfifo(top / "systems" / "box.json")
+    (system,) = find_systems([top])
+    assert system.description == {}
