@@ -200,7 +200,7 @@ def test_errors_in_words(tmp_path: Path, change: Callable[[list[Record]], object
         (lambda r: r.insert(len(r), r.pop(0)), "cache_clear", "stands behind run_start"),
         (lambda r: r[at(r, "eval_samples")].update(value=10_240), "eval_samples", "expected 10,000, found 10240"),
         (lambda r: r[at(r, "train_samples")].update(value=2_600_000), "train_samples", "is 2,600,000, the last"),
-        (lambda r: r.insert(430, r[at(r, "block_start")]) or r.insert(9, r.pop()), "block_start", "2 block_start and 1"),
+        (lambda r: r.insert(-9, r[at(r, "block_start")]), "block_start", "2 block_start and 1 block_stop"),
         (lambda r: r[at(r, "submission_org")].update(value="ORG_PLACEHOLDER"), "submission_org", "a placeholder"),
         (lambda r: r[at(r, "opt_epsilon")].update(value=1e-5), "opt_lamb_epsilon", "is 1e-06, opt_epsilon is 1e-05"),
         (lambda r: r[at(r, "opt_lamb_beta_1")].update(key="opt_lamb_beta1"), "key-spelling", "like 'opt_lamb_beta_1'"),
