@@ -94,6 +94,7 @@ def scores(paths: list[Path], round_name: str | None = None) -> list["Score"]:
 def run_score(options: argparse.Namespace) -> int:
     """Prints each system's runs and score; the exit code: 0 if all are MLPerf results, else 1."""
     from bert_mlperf.report import score_table
+    from bert_mlperf.report.logs import printable
 
     found = scores(options.paths, options.round)
     if options.json:
@@ -105,7 +106,7 @@ def run_score(options: argparse.Namespace) -> int:
         for line in score_table.summary(item):
             console.print(line, soft_wrap=True)
         for path, reason in item.system.unreadable:
-            console.print(f"left out: {path.name}: {reason}", soft_wrap=True)
+            console.print(printable(f"left out: {path.name}: {reason}"), soft_wrap=True)
         console.print()
     for line in score_table.ranking(found):
         console.print(line, soft_wrap=True)
@@ -114,7 +115,7 @@ def run_score(options: argparse.Namespace) -> int:
 
 def run_report(options: argparse.Namespace) -> int:
     """Prints the table and writes the files of --out; the exit code is 0."""
-    from bert_mlperf.report import page, scaling_charts, scaling_table
+    from bert_mlperf.report import scaling_page, scaling_pictures, scaling_rows
     from bert_mlperf.report.scaling import scaling
 
     if options.out is not None and options.out.exists() and not options.out.is_dir():
@@ -122,17 +123,17 @@ def run_report(options: argparse.Namespace) -> int:
     series = scaling(scores(options.paths), options.baseline)
     console = _console()
     for item in series:
-        console.print(scaling_table.table(item))
-    for line in (*map(scaling_table.headline, series), *scaling_table.footnotes(series)):
+        console.print(scaling_rows.table(item))
+    for line in (*map(scaling_rows.headline, series), *scaling_rows.footnotes(series)):
         console.print(line, soft_wrap=True)
     if options.out is None:
         console.print("--out DIR writes the page, charts, CSV and JSON.")
         return 0
     try:
         options.out.mkdir(parents=True, exist_ok=True)
-        files = scaling_table.write_files(series, options.out)
-        files += scaling_charts.draw_charts(series, options.out)
-        files.append(page.write_page(series, options.out / "report.html", title="Scaling efficiency"))
+        files = scaling_rows.write_files(series, options.out)
+        files += scaling_pictures.draw_charts(series, options.out)
+        files.append(scaling_page.write_page(series, options.out / "report.html", title="Scaling efficiency"))
     except OSError as error:
         raise UserError(f"{options.out} cannot be written: {error.strerror}; choose another folder.") from None
     console.print("written " + ", ".join(str(path) for path in files), soft_wrap=True)

@@ -66,7 +66,7 @@ def test_no_folder_of_tests_is_passed_over(pytestconfig):
         "mlperf.checking",
         "mlperf.package",
         "mlperf.log",
-        "report.page",
+        "report.scaling_page",
         "cli",
         "report.charts",
         "data.loader",

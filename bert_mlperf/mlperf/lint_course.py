@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from bert_mlperf.config import rules
 from bert_mlperf.mlperf.findings import NOT_CONVERGED, Finding, Severity
 from bert_mlperf.report.logs import Record
-from bert_mlperf.report.runs import Run, count, finite, logged_samples
+from bert_mlperf.report.runs import Evaluation, Run, count, finite, logged_samples
 
 INIT_MINUTES = {"closed": 30, "open": 240}
 INIT_MINUTES_0_7 = 20
@@ -273,7 +273,8 @@ def _cadence(run: Run) -> Iterator[Finding]:
         return
     interval = rules.eval_interval_samples(batch)
     why = f"Evaluations follow every {interval:,} samples at a global batch of {batch:,}, rounded up to a batch."
-    off, before = [], 0
+    off: list[tuple[Evaluation, int]] = []  # evaluation, and where it was due
+    before = 0
     for item in run.evaluations:
         assert item.samples is not None
         number = max(1, round(item.samples / interval))

@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 from bert_mlperf.report import statistics
+from bert_mlperf.report.logs import printable
 from bert_mlperf.report.runs import Run
 from bert_mlperf.report.score import Score, chance_of_winning, interval_of_rule
 
 
 def runs_table(score: Score) -> Table:
     """One row per run of the window."""
-    title = f"{score.system.submitter}: {score.system.name}"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    title = printable(f"{score.system.submitter}: {score.system.name}")
+    table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left")
     for name in ("run", "seconds", "counts", "samples", "evaluations", "accuracy", "steady samples/s", "init s"):
         table.add_column(name, justify="left" if name in ("run", "counts") else "right")
     for index, run in enumerate(score.runs):
@@ -36,7 +38,7 @@ def _row(score: Score, index: int, run: Run) -> tuple[str, ...]:
     steady = "-" if run.steady is None else f"{run.steady[0] / run.steady[1]:,.0f}"
     init = "-" if run.init_seconds is None else f"{run.init_seconds:,.1f}"
     seconds = "-" if run.seconds is None else f"{run.seconds:,.3f}"
-    return run.name, seconds, counts, samples, str(len(run.evaluations)), accuracy, steady, init
+    return printable(run.name), seconds, counts, samples, str(len(run.evaluations)), accuracy, steady, init
 
 
 def summary(score: Score) -> list[str]:
@@ -106,9 +108,11 @@ def ranking(scores: Sequence[Score]) -> list[str]:
         key=lambda s: (s.system.accelerators or 0, s.seconds),
     )
     return [
-        f"{ahead.system.submitter} {ahead.system.name} is {behind.seconds / ahead.seconds - 1:.2%} faster than "
-        f"{behind.system.submitter} {behind.system.name}; run again, it would be ahead "
-        f"{chance_of_winning(ahead, behind):.0%} of the time"
+        printable(
+            f"{ahead.system.submitter} {ahead.system.name} is {behind.seconds / ahead.seconds - 1:.2%} faster than "
+            f"{behind.system.submitter} {behind.system.name}; run again, it would be ahead "
+            f"{chance_of_winning(ahead, behind):.0%} of the time"
+        )
         for ahead, behind in itertools.pairwise(ranked)
         if ahead.system.accelerators == behind.system.accelerators
     ]
