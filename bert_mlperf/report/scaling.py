@@ -6,6 +6,7 @@ the target and t time to train: efficiency = (T_n / T_b) / (D_n / D_b), and t_b 
 first factor being speed, the second convergence.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -163,4 +164,5 @@ def _named(scores: Sequence[Score], name: str) -> Score:
 
 
 def _over(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b
+    """a / b; None where one is unknown or a run that did not converge makes it infinite."""
+    return None if a is None or not b or not (math.isfinite(a) and math.isfinite(b)) else a / b

@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
+from bert_mlperf.report.logs import printable
 from bert_mlperf.report.scaling import Point, Series
 from bert_mlperf.report.scaling_rows import put, replacing
 
@@ -63,7 +65,8 @@ class Charts:
             "legend.edgecolor": self._theme["grid"],
             "text.parse_math": False,
         }
-        with matplotlib.rc_context(settings):
+        with matplotlib.rc_context(settings), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # of a name in another script
             yield
 
     def _look(self, index: int) -> dict[str, Any]:
@@ -83,7 +86,7 @@ class Charts:
         return figure, list(axes.flat[:number])
 
     def _efficiency(self) -> Figure | None:
-        scaled = self._scaling()
+        scaled = [(i, s) for i, s in self._scaling() if any(p.steady_efficiency is not None for p in s.points)]
         if not scaled:
             return None
         figure, panels = self._panels(len(scaled), 3.0)
@@ -313,4 +316,5 @@ def _plain_decades(axes: Axes) -> None:
 
 
 def _short(text: str, length: int) -> str:
+    text = printable(text)
     return text if len(text) <= length else f"{text[: length - 3]}..."
