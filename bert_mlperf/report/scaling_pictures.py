@@ -120,14 +120,12 @@ class Charts:
             axes.annotate(text, at, textcoords="offset points", ha="center", fontsize=9, **look)
 
     def _split(self) -> Figure | None:
-        scaled = [(i, s) for i, s in self._scaling() if any(p.time_speedup and p.ideal for p in s.points)]
+        scaled = [(i, s) for i, s in self._scaling() if split_points(s)]
         if not scaled:
             return None
         figure, panels = self._panels(len(scaled), 3.1)
         for axes, (index, series) in zip(panels, scaled, strict=True):
-            points = [
-                p for p in series.points if p.score is not p.baseline and p.time_speedup is not None and p.speed_part
-            ]
+            points = split_points(series)
             places = range(len(points))
             colour = self._look(index)["color"]
             bars = (
@@ -275,6 +273,11 @@ def draw_charts(series: Sequence[Series], folder: Path, *, dark: bool = False) -
 def devices(point: Point) -> int:
     """Accelerators of a system, which a series always knows."""
     return point.score.system.accelerators or 1
+
+
+def split_points(series: Series) -> list[Point]:
+    """Systems beside the baseline whose speed-up is known."""
+    return [p for p in series.points if p.score is not p.baseline and p.time_speedup is not None and p.speed_part]
 
 
 def batch(point: Point) -> str:

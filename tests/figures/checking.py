@@ -86,11 +86,8 @@ def main() -> None:
         all_s = seconds(lambda: check_paths([top]))
         size = sum(path.stat().st_size for path in paths) / len(paths) / 1e3
         print(f"{len(paths)} logs of {size:.0f} kB, CPU seconds of one core")
-        print(
-            f"parser and lint                       {lint_s:6.2f}  {lint_s / peer_s:.3f} of the official compliance checker"
-        )
-        print(f"official compliance checker alone     {peer_s:6.2f}")
-        print(f"check: everything, package and RCP    {all_s:6.2f}  {all_s / peer_s:.3f}")
+        for what, value in (("parser and lint", lint_s), ("official compliance checker", peer_s), ("check", all_s)):
+            print(f"{what:28s} {value:6.2f} s  {value / peer_s:.2f} of the official compliance checker")
         if options.gigabyte:
             gigabyte(Path(name))
 
