@@ -10,10 +10,13 @@ import json
 import logging
 import os
 import re
+import signal
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self, TextIO
 
 import yaml
@@ -235,7 +238,7 @@ def _shielded(call: Callable[[], object]) -> tuple[list[tuple[int, str]], Except
     root.setLevel(logging.INFO)
     logging.disable(logging.NOTSET)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), _stoppable():
             warnings.simplefilter("ignore")
             call()
         return messages, None
@@ -245,6 +248,35 @@ def _shielded(call: Callable[[], object]) -> tuple[list[tuple[int, str]], Except
         root.handlers[:] = handlers
         root.setLevel(level)
         logging.disable(disabled)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Inside, a signal to stop is a KeyboardInterrupt; at the end the program's own handler gets it as well.
+
+    The checkers' bare `except` take a KeyboardInterrupt for a fault of the log, and would go on to a false verdict.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        caught.append((signum, frame))
+        raise KeyboardInterrupt
+
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if callable(own := signal.getsignal(name)):
+            handlers[name] = own
+            signal.signal(name, stop)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if caught:
+            handlers[caught[0][0]](*caught[0])
 
 
 def _complaint(severity: Severity, log: Log, text: str) -> Finding:

@@ -131,7 +131,7 @@ def scaling(scores: Sequence[Score], baseline: str | None = None) -> list[Series
             place = item.system.place.description or item.system.place.folder
             raise UserError(
                 f"{place}: number_of_nodes and accelerators_per_node are needed for a scaling report, and are not "
-                "there as whole numbers; write the system description (bert-mlperf system init)."
+                "there as whole numbers above 0; write the system description (bert-mlperf system init)."
             )
     common = None if baseline is None else _named(scores, baseline)
     groups: dict[tuple[str, str], list[Score]] = {}

@@ -118,9 +118,12 @@ def headline(series: Series) -> str:
         return f"{name}: one system of {system.accelerators:,} accelerators, {speed} samples/s; scaling takes a second."
     steady = _or_dash(point.steady_efficiency, "{:.1%}")
     before, after = point.baseline.system, system
+    kept = f"{name}: {steady} of the throughput per accelerator of {before.accelerators:,} is kept at "
+    kept += f"{after.accelerators:,}; "
+    if point.time_speedup is None:
+        return kept + "one of the two has no time to train."
     return (
-        f"{name}: {steady} of the throughput per accelerator of {before.accelerators:,} is kept at "
-        f"{after.accelerators:,}; the time to train falls {_or_dash(point.time_speedup, '{:.2f}')} times instead of "
+        f"{kept}the time to train falls {point.time_speedup:.2f} times instead of "
         f"{_or_dash(point.ideal, '{:g}')}: {_or_dash(point.speed_part, '{:.2f}')} from speed x "
         f"{_or_dash(point.convergence_part, '{:.3f}')} from convergence (global batch "
         f"{_or_dash(before.global_batch_size, '{:,}')} to {_or_dash(after.global_batch_size, '{:,}')})."
@@ -160,7 +163,13 @@ def _of_point(point: Point) -> list[str]:
     if any(run.samples_are_inferred for run in score.runs):
         notes.append("epoch_num is a placeholder; samples of evaluations follow from the batch and the rule.")
     if score.failed:
-        notes.append(f"{score.failed} run(s) did not converge and count as infinite; one is dropped as the slowest.")
+        outcome = "one is dropped as the slowest" if score.failed == 1 else "one would be dropped as the slowest"
+        outcome += "." if score.failed == 1 else ", more are no MLPerf result, and there is no time to train."
+        notes.append(f"{score.failed} run(s) did not converge and count as infinite; {outcome}")
+    batches = sorted({run.global_batch_size for run in score.runs if run.global_batch_size is not None})
+    if len(batches) > 1:
+        sizes = ", ".join(f"{batch:,}" for batch in batches)
+        notes.append(f"its runs have different global batches ({sizes}); they are no result of one system.")
     if len(score.runs) != statistics.RUNS:
         notes.append(f"{len(score.runs)} runs are no MLPerf result, which has {statistics.RUNS}.")
     if score.factor != 1:

@@ -96,7 +96,7 @@ class SystemRuns:
         per_node = _count(self.description.get("accelerators_per_node"))
         if per_node == 0:
             per_node = _count(self.description.get("host_processors_per_node"))
-        return None if self.nodes is None or not per_node else self.nodes * per_node
+        return self.nodes * per_node if self.nodes and per_node else None
 
     @cached_property
     def accelerator(self) -> str:

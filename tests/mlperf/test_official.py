@@ -1,4 +1,6 @@
 import logging
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,32 @@ def test_the_shape_of_a_crash_is_told(closed: Path, monkeypatch: pytest.MonkeyPa
     assert texts(closed) == [
         "the official checker stopped here (RuntimeError: boom); what it did not reach is not checked"
     ]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_stop_is_no_finding(closed: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals) -> None:
+    """The checker's bare `except` takes KeyboardInterrupt for a fault of the log, and goes on."""
+
+    class Told(BaseException):
+        pass
+
+    def handler(signum: int, frame: object) -> None:
+        raise Told(signum)
+
+    def deaf(*_: object) -> None:
+        try:
+            os.kill(os.getpid(), stop)
+        except:  # noqa: E722
+            pass
+
+    monkeypatch.setattr(mlp_compliance, "main", deaf)
+    before = signal.signal(stop, handler)
+    try:
+        with pytest.raises(Told, match=str(int(stop))):
+            texts(closed)
+        assert signal.getsignal(stop) is handler
+    finally:
+        signal.signal(stop, before)
 
 
 def test_a_prefix_is_fine_and_line_numbers_are_those_of_the_file(closed: Path) -> None:

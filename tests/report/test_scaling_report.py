@@ -135,6 +135,9 @@ def test_systems_that_say_little(tmp_path: Path) -> None:
     for log in top.glob("results/failed/bert/*"):
         log.write_text(log.read_text().replace('"success"', '"aborted"'))
     submission.write(top, system="single", runs=1, nodes=2)
+    submission.write(top, system="mixed", nodes=2)
+    log = top / "results/mixed/bert/result_3.txt"
+    log.write_text(re.sub(r'(global_batch_size", "value": )\d+', r"\g<1>1536", log.read_text()))
     submission.write(top, system="mute", nodes=4)
     for log in top.glob("results/mute/bert/*"):
         kept = [
@@ -145,9 +148,21 @@ def test_systems_that_say_little(tmp_path: Path) -> None:
     values = {row["system"]: row for row in scaling_rows.rows(series)}
     assert values["failed"]["score_s"] is None and values["mute"]["steady"] is None
     assert values["single"]["interval_low_s"] is None
-    assert "1 runs are no MLPerf result" in " ".join(scaling_rows.footnotes(series))
+    notes = "\n".join(scaling_rows.footnotes(series))
+    assert "Somebody single: 1 runs are no MLPerf result" in notes
+    assert "Somebody failed: 10 run(s) did not converge" in notes and "there is no time to train" in notes
+    sizes = ", ".join(f"{size:,}" for size in sorted((1536, submission.BATCH)))
+    assert f"mixed: its runs have different global batches ({sizes})" in notes
+    assert scaling_rows.headline(series[0]).endswith("one of the two has no time to train.")
     assert Page(scaling_page.page(series, title="t")).open == []
     assert not any(math.isinf(v) for row in values.values() for v in row.values() if isinstance(v, float))
+
+
+def test_no_nodes_are_no_system(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pair / "systems/four.json"
+    path.write_text(re.sub(r'("number_of_nodes": )"?4"?', r"\g<1>0", path.read_text()))
+    assert main(["report", str(pair)]) == 2
+    assert "number_of_nodes and accelerators_per_node are needed" in capsys.readouterr().err
 
 
 def test_many_submitters_and_one_system(tmp_path: Path) -> None:
