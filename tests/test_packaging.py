@@ -94,6 +94,7 @@ def test_wheel_holds_every_module_once_its_data_and_nothing_else(wheel: Path) ->
     }
     library = f"bert_mlperf/data_prep/_examples{sysconfig.get_config_var('EXT_SUFFIX')}"
     expected |= {library, "bert_mlperf/data_prep/examples.c", "bert_mlperf/data_prep/official.json"}
+    expected.add("bert_mlperf/report/scaling_page.css")
     expected |= {f"bert_mlperf/kernels/native/{path.name}" for path in (ROOT / "kernels/native").iterdir()}
     names = zipfile.ZipFile(wheel).namelist()
     assert {"bert_mlperf/kernels/attention.py", "bert_mlperf/data_prep/examples.py"} <= set(names)

@@ -171,7 +171,8 @@ def _of_point(point: Point) -> list[str]:
         sizes = ", ".join(f"{batch:,}" for batch in batches)
         notes.append(f"its runs have different global batches ({sizes}); they are no result of one system.")
     if len(score.runs) != statistics.RUNS:
-        notes.append(f"{len(score.runs)} runs are no MLPerf result, which has {statistics.RUNS}.")
+        mean = "; the time of fewer than three is their plain mean" if len(score.runs) < 3 else ""
+        notes.append(f"{len(score.runs)} run(s) are no MLPerf result, which has {statistics.RUNS}{mean}.")
     if score.factor != 1:
         notes.append(
             f"the time to train is scaled by {score.factor:.6f}, because it converges faster than the reference; "

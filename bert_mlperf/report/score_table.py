@@ -119,12 +119,13 @@ def ranking(scores: Sequence[Score]) -> list[str]:
 
 
 def to_json(score: Score) -> dict[str, Any]:
-    """The score for machines; infinite and missing values are null."""
-    low, high = score.confidence_s if len(score.runs) > 2 else (math.nan, math.nan)
+    """The score for machines; infinite and missing values are null, as is an olympic mean of fewer than three runs."""
+    scored = len(score.runs) > 2
+    low, high = score.confidence_s if scored else (math.nan, math.nan)
     numbers = {
-        "olympic_s": score.olympic_s,
+        "olympic_s": score.olympic_s if scored else math.nan,
         "rcp_factor": score.factor,
-        "seconds": score.seconds,
+        "seconds": score.seconds if scored else math.nan,
         "confidence_low_s": low,
         "confidence_high_s": high,
         "samples_to_target": score.samples_to_target,

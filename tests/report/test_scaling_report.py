@@ -149,7 +149,7 @@ def test_systems_that_say_little(tmp_path: Path) -> None:
     assert values["failed"]["score_s"] is None and values["mute"]["steady"] is None
     assert values["single"]["interval_low_s"] is None
     notes = "\n".join(scaling_rows.footnotes(series))
-    assert "Somebody single: 1 runs are no MLPerf result" in notes
+    assert "single: 1 run(s) are no MLPerf result, which has 10; the time of fewer than three is" in notes
     assert "Somebody failed: 10 run(s) did not converge" in notes and "there is no time to train" in notes
     sizes = ", ".join(f"{size:,}" for size in sorted((1536, submission.BATCH)))
     assert f"mixed: its runs have different global batches ({sizes})" in notes

@@ -111,6 +111,9 @@ def test_few_runs_are_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[st
     folder = submission.write(tmp_path / "Somebody", runs=2)
     assert main(["score", str(folder)]) == 1
     assert "no score: 2 run(s), an olympic mean takes three and a result ten" in capsys.readouterr().out
+    assert main(["score", str(folder), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["olympic_s"] is found["seconds"] is None and len(found["runs"]) == 2
     submission.write(tmp_path / "Somebody", runs=4)
     assert main(["score", str(folder)]) == 1
     assert "of 4 runs, which is no MLPerf result (ten are)" in capsys.readouterr().out
